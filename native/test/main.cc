@@ -1,0 +1,3 @@
+// One doctest main for every native test program.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
