@@ -1,0 +1,396 @@
+// The frames of the data plane (docs/wire_format.md). Little-endian, no padding, every size
+// pinned. A frame is: FrameHeader, fixed part (by type), variable part, inline payload.
+//
+// A newer sender may send a longer fixed part: a receiver reads what it knows and skips the
+// rest; a shorter one than the receiver's first version is refused. Reserved fields are sent as
+// zero and ignored. The frame checksum covers header (with the field zero), fixed and variable
+// part; the payload is covered by the granule checksums of the variable part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ffs::wire {
+
+constexpr uint32_t kMagic = 0x31534646;  // "FFS1"
+constexpr uint8_t kVersion = 1;          // negotiated by hello; N and N-1 work together
+constexpr uint32_t kMaxFixedBytes = 1024;
+constexpr uint32_t kMaxVarBytes = 256 * 1024;
+constexpr uint32_t kMaxPayloadBytes = 16 * 1024 * 1024;
+
+enum class Type : uint8_t {
+  kHello = 1,
+  kHelloReply = 2,
+  kOpenCapability = 3,
+  kOpenCapabilityReply = 4,
+  kCloseCapability = 5,  // one way
+  kRegisterRegion = 6,   // with SCM_RIGHTS over `local`
+  kRegisterRegionReply = 7,
+  kUnregisterRegion = 8,
+  kUnregisterRegionReply = 9,
+  kPing = 10,
+  kPong = 11,
+  kRead = 16,
+  kReadReply = 17,
+  kUpdate = 18,
+  kUpdateReply = 19,
+  kExists = 20,  // batched: keys (and tags) in the variable part
+  kExistsReply = 21,
+  kLastChunk = 22,  // the highest committed or pending chunk of a space on this target
+  kLastChunkReply = 23,
+  // Between the servers of a chain (docs/craq.md).
+  kForward = 32,
+  kHeld = 33,     // one way, down
+  kAck = 34,      // one way, up: committed
+  kRefused = 35,  // one way, up
+  kMissing = 36,  // one way, up: the base is absent, resend the earlier pendings
+  kQueryCommitted = 37,
+  kQueryCommittedReply = 38,
+};
+
+struct FrameHeader {
+  uint32_t magic;
+  uint8_t version;
+  uint8_t type;
+  uint16_t flags;
+  uint32_t fixed_bytes;
+  uint32_t var_bytes;
+  uint32_t payload_bytes;  // inline bulk that follows
+  uint32_t frame_crc;      // CRC32C of header (this field zero) + fixed + variable part
+  uint64_t request_id;     // chosen by the asker, repeated by the reply
+};
+static_assert(sizeof(FrameHeader) == 32);
+
+enum class BulkKind : uint8_t { kNone = 0, kInline = 1, kRegion = 2, kRdma = 3 };
+
+// Where bulk data lies: in this frame's payload, in a registered region of shared memory
+// (offset in it), or at a remote address (RDMA; region holds the rkey).
+struct BulkRef {
+  uint8_t kind;
+  uint8_t reserved[3];
+  uint32_t length;
+  uint64_t region;
+  uint64_t address;
+};
+static_assert(sizeof(BulkRef) == 24);
+
+struct WireVersion {  // base/ids.h Version
+  uint32_t term;
+  uint32_t counter;
+  uint64_t update;
+};
+static_assert(sizeof(WireVersion) == 16);
+
+enum class ChecksumKind : uint8_t { kNone = 0, kCrc32c = 1 };
+
+// What every data frame carries.
+struct Context {
+  uint64_t target;         // the replica that the frame is meant for (asserted on arrival)
+  uint32_t chain;
+  uint32_t capability;     // handle on this connection; 0 between servers
+  uint32_t chain_term;     // chain version that the sender holds
+  uint32_t chain_counter;
+  uint64_t client;         // client session; 0 with updates that need no retry entry
+  uint64_t sequence;
+  uint32_t channel;
+  uint32_t deadline_ms;    // time that is left, 0: none
+  uint64_t space_epoch;
+  uint64_t trace_id;
+  uint64_t routing_epoch;  // a hint to refresh
+  uint8_t priority;        // 0 foreground .. 255 background
+  uint8_t checksum_kind;
+  uint8_t reserved[6];
+};
+static_assert(sizeof(Context) == 80);
+
+// --- connection -------------------------------------------------------------------------
+
+enum class Role : uint8_t { kClient = 1, kServer = 2 };
+
+struct Hello {
+  uint8_t cluster[16];
+  uint64_t client;       // client session id (role client)
+  uint64_t node;         // node id (role server)
+  uint64_t incarnation;  // of the sending server
+  uint64_t features;
+  uint8_t role;
+  uint8_t version_min;
+  uint8_t version_max;
+  uint8_t reserved[5];
+};
+static_assert(sizeof(Hello) == 56);
+
+struct HelloReply {
+  uint32_t status;  // 0 or errno
+  uint32_t detail;
+  uint8_t cluster[16];
+  uint64_t node;
+  uint64_t incarnation;
+  uint64_t features;
+  uint64_t routing_epoch;
+  uint32_t max_payload_bytes;
+  uint8_t version;  // chosen
+  uint8_t reserved[3];
+};
+static_assert(sizeof(HelloReply) == 64);
+
+// The capability's bytes stand in the variable part (struct Capability below, or a longer one).
+struct OpenCapability {
+  uint32_t handle;  // chosen by the client, unique on the connection
+  uint32_t reserved;
+};
+static_assert(sizeof(OpenCapability) == 8);
+
+struct StatusReply {
+  uint32_t status;
+  uint32_t detail;
+  uint64_t value;
+};
+static_assert(sizeof(StatusReply) == 16);
+
+enum Rights : uint32_t { kRightRead = 1, kRightWrite = 2, kRightRemove = 4 };
+
+struct Capability {
+  uint8_t version;  // 1
+  uint8_t kind;     // 0 file, 1 KV space, 2 cluster (collection, recovery)
+  uint16_t reserved;
+  uint32_t rights;
+  uint64_t client;     // session
+  uint64_t space;
+  uint64_t epoch;      // space epoch at issue
+  uint64_t expiry_ms;  // manager time
+  uint64_t id;         // unique; fences and retry entries name it
+  uint32_t key_id;     // 0: unsigned (loopback development cluster)
+  uint32_t reserved2;
+  uint8_t mac[32];
+};
+static_assert(sizeof(Capability) == 88);
+
+struct RegisterRegion {
+  uint64_t region;  // chosen by the client, never used again
+  uint64_t size;
+  uint64_t offset;  // of the extent in the file that is passed
+  uint32_t flags;
+  uint32_t reserved;
+};
+static_assert(sizeof(RegisterRegion) == 32);
+
+struct UnregisterRegion {
+  uint64_t region;
+};
+static_assert(sizeof(UnregisterRegion) == 8);
+
+// --- reads ------------------------------------------------------------------------------
+
+enum ReadFlags : uint32_t {
+  kReadVerifyPartial = 1,  // verify whole granules on the server where a part is asked for
+  kReadWantChecksums = 2,  // granule checksums in the reply
+  kReadCompareTag = 4,     // a different tag is ENODATA, detail kDetailTagMismatch
+  kReadUncommitted = 8,    // newest pending is welcome
+  kReadTouch = 16,         // counts as use for eviction
+};
+
+struct Read {
+  Context context;
+  uint8_t key[24];
+  uint32_t offset;
+  uint32_t length;
+  uint32_t flags;
+  uint32_t tag_bytes;
+  uint8_t tag[16];
+  BulkRef bulk;  // kRegion: destination; kInline: the reply carries the payload
+};
+static_assert(sizeof(Read) == 160);
+
+// Variable part: one u32 CRC32C for each granule that lies whole in [offset, offset+bytes)
+// (the last granule of a chunk counts as whole up to the chunk's length).
+struct ReadReply {
+  uint32_t status;        // 0 or errno; ENOENT: no such chunk
+  uint32_t detail;        // Detail
+  WireVersion version;    // of the content returned
+  WireVersion chain;      // chain version of the answering replica (update: 0)
+  uint64_t expiry_ms;
+  uint64_t routing_epoch;
+  uint32_t bytes;         // delivered; short at the end of the chunk
+  uint32_t chunk_length;
+  uint32_t logical_length;
+  uint32_t first_granule; // of the checksums
+  uint8_t checksum_kind;
+  uint8_t codec;
+  uint8_t tag_bytes;
+  uint8_t chunk_flags;
+  uint32_t retry_after_ms;
+  uint8_t tag[16];
+  BulkRef bulk;
+};
+static_assert(sizeof(ReadReply) == 120);
+
+// --- updates ----------------------------------------------------------------------------
+
+enum class UpdateKind : uint8_t {
+  kWrite = 1,     // [offset, offset+length) of the chunk
+  kTruncate = 2,  // the chunk's length becomes `length` (shrink, or extend with zeros)
+  kRemove = 3,
+  kReplace = 4,   // whole content
+  kCreate = 5,    // whole content if absent; touches or pins what is there
+  kSpaceEpoch = 6,  // raise the space's least epoch to context.space_epoch (key: space, zeros)
+  kRemoveRange = 7, // remove a page of chunks of the space, from `key` on; reply.value: removed
+  kTouch = 8,
+};
+
+enum UpdateFlags : uint32_t {
+  kUpdatePin = 1,
+  kUpdateUnpin = 2,
+  kUpdateNeedExisting = 4,  // kWrite on an absent chunk is ENOENT instead of creating it
+};
+
+// Variable part: one u32 CRC32C for each piece of the data cut at granule borders of the chunk.
+struct Update {
+  Context context;
+  uint8_t key[24];
+  uint8_t kind;
+  uint8_t codec;
+  uint8_t tag_bytes;
+  uint8_t role;  // 0 data
+  uint32_t flags;
+  uint32_t offset;
+  uint32_t length;
+  uint32_t logical_length;
+  uint32_t reserved;
+  uint64_t expiry_ms;
+  uint8_t tag[16];
+  BulkRef bulk;
+};
+static_assert(sizeof(Update) == 176);
+
+struct UpdateReply {
+  uint32_t status;  // EEXIST: create-if-absent found it (value: its length)
+  uint32_t detail;
+  WireVersion version;
+  WireVersion chain;
+  uint64_t value;
+  uint64_t routing_epoch;
+  uint32_t retry_after_ms;
+  uint32_t chunk_length;
+};
+static_assert(sizeof(UpdateReply) == 64);
+
+// An update on its way down: what the head decided, then the client's update as it came.
+struct Forward {
+  WireVersion version;
+  WireVersion base;
+  uint64_t epoch_expiry_ms;  // kSpaceEpoch: how long the entry must last
+  uint32_t whole_chunk;      // 1: the payload is the whole content of `version` (resync, resend)
+  uint32_t held;             // 1: sender and all before it hold it durably already
+  Update update;
+};
+static_assert(sizeof(Forward) == 224);
+
+struct Held {
+  Context context;
+  uint8_t key[24];
+  WireVersion version;
+};
+static_assert(sizeof(Held) == 120);
+
+struct Ack {
+  Context context;
+  uint8_t key[24];
+  WireVersion version;
+  uint32_t status;  // kRefused: the errno; else 0
+  uint32_t detail;
+  uint64_t value;
+};
+static_assert(sizeof(Ack) == 136);  // also kRefused and kMissing (version: the base that lacks)
+
+struct QueryCommitted {
+  Context context;
+  uint8_t key[24];
+};
+static_assert(sizeof(QueryCommitted) == 104);
+
+struct QueryCommittedReply {
+  uint32_t status;
+  uint32_t detail;
+  WireVersion version;  // committed; zero: none here
+  WireVersion chain;
+  uint64_t routing_epoch;
+};
+static_assert(sizeof(QueryCommittedReply) == 48);
+
+// --- batched lookups ----------------------------------------------------------------------
+
+// Variable part of the request: `count` x ExistsKey. Of the reply: `count` x ExistsEntry.
+struct Exists {
+  Context context;
+  uint32_t count;
+  uint32_t flags;  // kReadTouch
+};
+static_assert(sizeof(Exists) == 88);
+
+struct ExistsKey {
+  uint8_t key[24];
+  uint8_t tag[16];
+  uint32_t tag_bytes;
+  uint32_t reserved;
+};
+static_assert(sizeof(ExistsKey) == 48);
+
+struct ExistsReply {
+  uint32_t status;
+  uint32_t detail;
+  WireVersion chain;
+  uint64_t routing_epoch;
+  uint32_t count;
+  uint32_t reserved;
+};
+static_assert(sizeof(ExistsReply) == 40);
+
+struct ExistsEntry {
+  uint32_t state;  // 0 absent, 1 present, 2 present with another tag
+  uint32_t length;
+};
+static_assert(sizeof(ExistsEntry) == 8);
+
+struct LastChunk {
+  Context context;
+  uint64_t space;
+};
+static_assert(sizeof(LastChunk) == 88);
+
+struct LastChunkReply {
+  uint32_t status;  // ENOENT: none
+  uint32_t detail;
+  uint8_t key[24];
+  uint32_t length;
+  uint32_t reserved;
+  uint64_t chunks;  // how many the space has on this target
+};
+static_assert(sizeof(LastChunkReply) == 48);
+
+// Finer than an errno, for the client's decisions. Stable numbers.
+enum class Detail : uint32_t {
+  kNone = 0,
+  kStaleRouting = 1,     // EAGAIN: refresh routing, send again (same identity)
+  kNotServing = 2,       // EAGAIN: the replica or chain doesn't serve now
+  kWrongTarget = 3,      // EAGAIN: this shard has no such target
+  kNotHead = 4,          // EAGAIN
+  kStaleEpoch = 5,       // ESTALE: the space epoch is too old
+  kFenced = 6,           // ESTALE/EPERM: the client's session is over
+  kOldSequence = 7,      // EINVAL: the channel has moved on
+  kTagMismatch = 8,      // create: EEXIST with other content; read: ENODATA
+  kChecksum = 9,         // EBADMSG: data on the way didn't match; send again
+  kCorrupt = 10,         // EIO: data at rest doesn't match on this replica; ask another
+  kPoisoned = 11,        // EIO: the device refuses everything until restart
+  kBusy = 12,            // EAGAIN: over a bound; retry_after_ms
+  kNoCapability = 13,    // EPERM
+  kExpired = 14,         // EPERM: capability expired, renew
+  kNoRegion = 15,        // ENXIO: the region isn't registered here
+  kWrongCluster = 16,    // EPROTO
+  kVersion = 17,         // EPROTO: no common protocol version
+  kReissue = 18,         // EAGAIN: fell with an earlier refusal; send under a new sequence
+  kBadFrame = 19,        // EPROTO
+  kDeadline = 20,        // ETIMEDOUT: outcome unknown for updates
+};
+
+}  // namespace ffs::wire
