@@ -1,0 +1,347 @@
+/* ffs.h: the whole C ABI of the native core.
+ *
+ * Conventions
+ * - Every function returns 0 (or a count >= 0 where said) or -errno. On failure
+ *   ffs_last_error() holds one line for people, by thread.
+ * - Handles are opaque. Who creates destroys. A handle's functions may be called from any
+ *   thread unless said otherwise; destroying while another thread is inside is an error of the
+ *   caller, except where said.
+ * - Option structs begin with struct_size = sizeof(struct): older callers pass shorter ones,
+ *   missing fields are zero = default.
+ * - Strings are NUL-terminated UTF-8, copied before the call returns.
+ * - No C++ exception crosses this line. No callback into the caller: completion is a ring plus
+ *   a descriptor to poll.
+ * The cffi build reads the part between the two marks below; keep it plain C.
+ */
+#ifndef FFS_FFS_H
+#define FFS_FFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CFFI BEGIN */
+
+/* ---- general ------------------------------------------------------------------------ */
+
+int ffs_abi_version(void);                            /* 1 */
+/* Copies the calling thread's last error line (always NUL-terminated). Returns its length. */
+int ffs_last_error(char *out, size_t capacity);
+uint32_t ffs_crc32c(uint32_t seed, const void *data, size_t length); /* seed 0 to begin */
+/* Copies and returns the CRC32C of what was copied, in one pass. */
+uint32_t ffs_copy_crc32c(void *to, const void *from, size_t length);
+/* Boot id and network namespace in one string: equal strings can use `local`. */
+int ffs_host_id(char *out, size_t capacity);
+
+/* ---- devices ------------------------------------------------------------------------ */
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t sector_bytes;     /* 0: ask the device; 512 or 4096 */
+  uint64_t size_bytes;       /* file-backed: its size; 0: as it is */
+  uint64_t max_chunks;       /* 0: size / 256 KiB */
+  uint64_t journal_bytes;    /* 0: chosen from the size */
+  const uint64_t *targets;   /* ids of the targets that live here */
+  uint32_t target_count;
+  uint32_t force;            /* format over a foreign or used device */
+  uint32_t sparse;           /* file-backed: don't write it through once */
+  uint32_t reserved;
+  uint8_t cluster[16];
+  uint8_t device_uuid[16];   /* zero: drawn */
+} ffs_format_options;
+
+typedef struct {
+  uint8_t cluster[16];
+  uint8_t device_uuid[16];
+  uint64_t size_bytes;
+  uint64_t max_chunks;
+  uint64_t journal_bytes;
+  uint64_t created_ms;       /* Unix time */
+  uint64_t features_compat;
+  uint64_t features_ro_compat;
+  uint64_t features_incompat;
+  uint32_t sector_bytes;
+  uint32_t format_version;
+  uint32_t target_count;
+  uint32_t reserved;
+  uint64_t targets[64];
+} ffs_device_info;
+
+/* Blocking. EBUSY in use; EEXIST holds something (say force); ENOSPC too small (the line says
+ * the least size); EINVAL. Nothing half made: the superblocks are written last. */
+int ffs_device_format(const char *path, const ffs_format_options *options);
+/* Blocking, reads only. ENOMEDIUM: no ffs superblock; EBADMSG: damaged; ENOTSUP: a newer
+ * format (the line says which version wrote it). */
+int ffs_device_inspect(const char *path, ffs_device_info *out);
+
+/* ---- storage server ----------------------------------------------------------------- */
+
+typedef struct ffs_server ffs_server;
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t log_level;        /* 0 errors .. 3 debug; to stderr */
+  uint64_t node;
+  uint64_t incarnation;
+  uint8_t cluster[16];
+  const char *bind_host;     /* TCP, e.g. "127.0.0.1" */
+  const char *socket_dir;    /* Unix sockets of the shards; NULL: no `local` */
+  const char *io_backend;    /* NULL or "auto", "uring", "pread" */
+  uint64_t pool_bytes;       /* a shard; 0: 256 MiB */
+  uint64_t region_limit_bytes; /* registered client memory a client; 0: 8 GiB */
+  uint32_t max_sessions;     /* a shard; 0: 1024 */
+  uint32_t max_ops;          /* in flight a shard; 0: 4096 */
+  const char *tcp_congestion; /* NULL: "cubic"; "" leaves the system's */
+  uint64_t flags;
+} ffs_server_options;
+
+typedef struct {
+  uint32_t shard;            /* number */
+  uint32_t port;             /* TCP */
+  char socket_path[108];     /* "" without `local` */
+  uint32_t target_count;
+  uint64_t targets[64];
+} ffs_shard_info;
+
+/* One replica's place: where to reach it. */
+typedef struct {
+  uint64_t target;
+  uint64_t node;
+  char host[64];             /* numeric address */
+  char host_id[96];          /* ffs_host_id() of its node */
+  char socket_path[108];
+  uint32_t port;
+} ffs_target_route;
+
+/* States of a target in its chain. */
+enum { FFS_OFFLINE = 0, FFS_SERVING = 1, FFS_SYNCING = 2, FFS_WAITING = 3, FFS_LAST_SERVING = 4 };
+
+typedef struct {
+  uint32_t chain;
+  uint32_t term;             /* chain version */
+  uint32_t counter;
+  uint32_t member_count;
+  uint64_t members[8];       /* target ids, head first */
+  uint8_t states[8];
+  uint32_t proposed;         /* servers: 1 = persist, don't adopt; 0 = recorded */
+  uint32_t reserved;
+} ffs_chain_route;
+
+/* What a target says of itself, for heartbeats. */
+typedef struct {
+  uint64_t target;
+  uint32_t chain;            /* 0: in none yet */
+  uint32_t recorded_term;    /* chain version that it acts in (0: none since its start) */
+  uint32_t recorded_counter;
+  uint32_t persisted_term;   /* chain version on its device */
+  uint32_t persisted_counter;
+  uint32_t persisted_here;   /* 1: persisted by this incarnation */
+  uint32_t state;            /* FFS_OFFLINE ... as it sees itself */
+  uint32_t poisoned;
+  uint64_t used_bytes;
+  uint64_t capacity_bytes;   /* of its device */
+  uint64_t free_bytes;       /* of its device */
+  uint64_t chunks;
+} ffs_target_report;
+
+typedef struct {
+  uint64_t reads, read_bytes, updates, update_bytes, forwards, refusals, errors;
+  uint64_t flushes, journal_bytes, long_steps, longest_step_us;
+  uint64_t sessions, regions, region_bytes, pool_bytes, pool_used_bytes, ops_waiting;
+  uint64_t bytes_copied;     /* payload bytes copied by the CPU */
+  uint64_t crc_failures, frame_errors;
+} ffs_shard_metrics;
+
+int ffs_server_create(const ffs_server_options *options, ffs_server **out);
+/* Opens and recovers the device, binds the shard's port and socket. Before start only. Blocking.
+ * EBUSY, ENOMEDIUM, EBADMSG, ENOTSUP, EPROTO (another cluster's device). */
+int ffs_server_add_device(ffs_server *server, const char *path, ffs_shard_info *out);
+int ffs_server_start(ffs_server *server);
+/* Hands routing to the shards (a copy); returns when every shard has taken it. Targets that
+ * aren't this server's are peers. Blocking, short. Idempotent; older versions change nothing. */
+int ffs_server_configure(ffs_server *server, uint64_t routing_epoch, uint64_t manager_ms,
+                         const ffs_chain_route *chains, uint32_t chain_count,
+                         const ffs_target_route *targets, uint32_t target_count);
+/* Fills at most capacity reports; returns the count. */
+int ffs_server_report(ffs_server *server, ffs_target_report *out, uint32_t capacity);
+int ffs_server_metrics(ffs_server *server, uint32_t shard, ffs_shard_metrics *out);
+/* Fences a client session on every target: its updates are refused from then on. Blocking. */
+int ffs_server_fence(ffs_server *server, uint64_t client);
+/* Stops listening, ends sessions, takes a last snapshot, closes devices. Blocking. */
+int ffs_server_stop(ffs_server *server);
+void ffs_server_destroy(ffs_server *server);
+
+/* ---- client -------------------------------------------------------------------------- */
+
+typedef struct ffs_client ffs_client;
+typedef struct ffs_iov ffs_iov;
+typedef struct ffs_ring ffs_ring;
+
+enum { FFS_TRANSPORT_AUTO = 0, FFS_TRANSPORT_TCP = 1, FFS_TRANSPORT_LOCAL = 2, FFS_TRANSPORT_RDMA = 3 };
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t transport;
+  uint64_t client;           /* client session id, from the metadata service */
+  uint8_t cluster[16];
+  uint32_t connect_timeout_ms; /* 0: 1000 */
+  uint32_t request_timeout_ms; /* default deadline; 0: 30000 */
+  uint32_t try_timeout_ms;   /* a read turns to another replica; 0: 2000 */
+  uint32_t checksum;         /* 0: CRC32C, 1: off */
+  uint64_t inflight_bytes;   /* a server and ring; 0: 64 MiB */
+  const char *tcp_congestion;
+} ffs_client_options;
+
+/* Doesn't connect: rings connect on first use. */
+int ffs_client_create(const ffs_client_options *options, ffs_client **out);
+void ffs_client_destroy(ffs_client *client); /* after its rings */
+/* Replaces what is known; waiting requests go on with it. */
+int ffs_client_set_routing(ffs_client *client, uint64_t routing_epoch, const ffs_chain_route *chains,
+                           uint32_t chain_count, const ffs_target_route *targets, uint32_t target_count);
+/* A capability's bytes (wire.h, Capability); returns its id (>= 1) for ffs_sqe.capability. */
+int ffs_client_add_capability(ffs_client *client, const void *bytes, uint32_t length);
+int ffs_client_renew_capability(ffs_client *client, uint32_t id, const void *bytes, uint32_t length);
+int ffs_client_drop_capability(ffs_client *client, uint32_t id);
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;            /* FFS_IOV_HUGEPAGES */
+  uint64_t size_bytes;       /* rounded up to pages */
+  int32_t numa_node;         /* -1: any */
+  int32_t fd;                /* -1: a new memfd; else a shared file to map (borrowed, duplicated) */
+} ffs_iov_options;
+enum { FFS_IOV_HUGEPAGES = 1 };
+
+/* Shared memory, page aligned, sealed SHRINK and GROW when it is a memfd of ours. */
+int ffs_iov_create(const ffs_iov_options *options, ffs_iov **out);
+void *ffs_iov_data(ffs_iov *iov);
+uint64_t ffs_iov_size(ffs_iov *iov);
+int ffs_iov_fd(ffs_iov *iov);
+/* EBUSY while a request of any ring uses it. */
+int ffs_iov_destroy(ffs_iov *iov);
+
+enum {
+  FFS_OP_READ = 1, FFS_OP_WRITE = 2, FFS_OP_TRUNCATE = 3, FFS_OP_REMOVE = 4, FFS_OP_REPLACE = 5,
+  FFS_OP_CREATE = 6, FFS_OP_SPACE_EPOCH = 7, FFS_OP_REMOVE_RANGE = 8, FFS_OP_TOUCH = 9,
+  FFS_OP_EXISTS = 10, FFS_OP_LAST_CHUNK = 11
+};
+enum {
+  FFS_SQE_VERIFY = 1,        /* read: verify whole granules on the server for a part */
+  FFS_SQE_COMPARE_TAG = 2,   /* read, exists: `tag` must be the chunk's */
+  FFS_SQE_TOUCH = 4,
+  FFS_SQE_PIN = 8,
+  FFS_SQE_UNPIN = 16,
+  FFS_SQE_ZERO_FILL = 32     /* read: an absent chunk or a short one reads as zeros (holes) */
+};
+
+typedef struct {
+  uint8_t op;
+  uint8_t flags;
+  uint8_t tag_bytes;
+  uint8_t codec;
+  uint32_t chain;
+  uint32_t capability;
+  uint32_t group;            /* k >= 1: this and the next k-1 entries complete as one request;
+                                0 inside a group */
+  uint8_t key[24];
+  uint32_t offset;           /* in the chunk */
+  uint32_t length;           /* bytes; TRUNCATE: the chunk's new length */
+  uint32_t logical_length;
+  uint32_t timeout_ms;       /* 0: the client's default */
+  ffs_iov *iov;              /* NULL where no data moves */
+  uint64_t iov_offset;       /* EXISTS: keys stand there (wire.h ExistsKey x length), results
+                                (ExistsEntry) overwrite them from the start */
+  uint64_t space_epoch;
+  uint64_t expiry_ms;
+  uint64_t userdata;
+  uint64_t target;           /* LAST_CHUNK, READ: force this replica; 0: choose */
+  uint8_t tag[16];
+  uint8_t priority;
+  uint8_t reserved[7];
+} ffs_sqe;
+
+typedef struct {
+  uint64_t userdata;
+  int64_t result;            /* bytes moved (a group: their sum up to the first short one),
+                                or -errno of the first failure */
+  uint32_t detail;           /* wire.h Detail */
+  uint32_t failed;           /* group: entries that failed */
+  uint32_t chunk_length;     /* of the last entry's chunk */
+  uint32_t chain;            /* of the failure */
+  uint64_t value;            /* REMOVE_RANGE: removed; CREATE: length of what was there;
+                                LAST_CHUNK: chunks of the space */
+  uint8_t key[24];           /* LAST_CHUNK */
+  uint8_t tag[16];
+  uint8_t tag_bytes;
+  uint8_t codec;
+  uint8_t reserved[6];
+} ffs_cqe;
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t entries;          /* requests that may be prepared or in flight; a power of two */
+} ffs_ring_options;
+
+typedef struct {
+  uint64_t submitted, completed, failed, retries, hedges, send_calls, recv_calls;
+  uint64_t bytes_read, bytes_written, bytes_copied, connects, max_inflight;
+} ffs_ring_stats;
+
+/* A ring works in the calling thread: submit sends, wait receives; one thread at a time is
+ * inside (EBUSY otherwise). It owns its connections. */
+int ffs_ring_create(ffs_client *client, const ffs_ring_options *options, ffs_ring **out);
+/* Cancels what is in flight and waits until no server can touch its buffers any more
+ * (docs/craq.md, Buffers), then frees. */
+int ffs_ring_destroy(ffs_ring *ring);
+/* Takes whole groups; returns how many entries were taken (fewer: the ring is full). EINVAL
+ * names the first bad entry (bounds of the iov, unknown op) and takes none. */
+int ffs_ring_prepare(ffs_ring *ring, const ffs_sqe *entries, uint32_t count);
+int ffs_ring_submit(ffs_ring *ring);   /* never blocks on a server; returns entries sent or queued */
+enum { FFS_WAIT_NEEDS_ROUTING = 1, FFS_WAIT_TIMEOUT = 2, FFS_WAIT_NEEDS_CAPABILITY = 4 };
+/* Submits what is prepared, then waits for at least `min` completions, at most timeout_ms
+ * (-1: no limit). Returns how many were stored (<= capacity), in completion order. Comes back
+ * early, with *events set, when requests wait for newer routing or for a renewed capability:
+ * give it (ffs_client_set_routing) and call again; the requests go on with the same identity. */
+int ffs_ring_wait(ffs_ring *ring, ffs_cqe *out, uint32_t capacity, uint32_t min, int32_t timeout_ms,
+                  uint32_t *events);
+/* The request completes with -ECANCELED, or as it would have (first wins). ENOENT. */
+int ffs_ring_cancel(ffs_ring *ring, uint64_t userdata);
+/* Readable when wait(min=0) would make progress. Owned by the ring. */
+int ffs_ring_fd(ffs_ring *ring);
+int ffs_ring_get_stats(ffs_ring *ring, ffs_ring_stats *out);
+
+/* ---- floors for benchmarks ----------------------------------------------------------- */
+
+typedef struct ffs_floor ffs_floor;
+typedef struct {
+  uint32_t struct_size;
+  uint32_t op;               /* 0 read, 1 write, 2 socket (server process needed), 3 memcpy */
+  const char *path;          /* the device file, or the socket's address host:port */
+  uint64_t region_bytes;     /* of the device that is used */
+  uint64_t region_offset;
+  uint32_t block_bytes;
+  uint32_t depth;
+  uint32_t random;
+  uint32_t crc;              /* also compute CRC32C over what moved */
+  uint32_t fsync_every;      /* writes: one fdatasync for so many blocks; 0 none */
+  const char *tcp_congestion;
+} ffs_floor_options;
+/* An own minimal io_uring/O_DIRECT or socket loop; setup is outside the timed slices. */
+int ffs_floor_open(const ffs_floor_options *options, ffs_floor **out);
+/* Runs about duration_ms; stores blocks done and nanoseconds taken. */
+int ffs_floor_run(ffs_floor *floor, uint32_t duration_ms, uint64_t *blocks, uint64_t *elapsed_ns);
+void ffs_floor_close(ffs_floor *floor);
+/* The peer of op 2: serves block_bytes replies on host:port until the process ends or the
+ * connection closes; prints nothing. Blocking. Port 0 binds any and stores it before accepting. */
+int ffs_floor_serve(const char *host, int *port_inout, int listen_fd, const char *tcp_congestion);
+
+/* CFFI END */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
