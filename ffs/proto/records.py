@@ -1,0 +1,129 @@
+"""What the metadata service persists for the namespace: msgpack arrays, `v` first.
+
+Read ffs.proto.common for the form and its rules of change; docs/metadata.md gives the keys and a
+worked example. Records of the cluster (node, target, chain, chain table) are in ffs.proto.cluster.
+Counters that change often are not in here but under keys of their own, as plain u64 little-endian
+(length, append reservation, mtime, links, entries): metadata/fs/schema.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from ffs.proto.common import Layout
+
+# Types of inodes and entries. Stable numbers.
+DIRECTORY: Final = 1
+FILE: Final = 2
+SYMLINK: Final = 3
+KV_SPACE: Final = 4
+
+# Inode flags.
+FLAG_REMOVED: Final = 1  # a directory taken out of the tree: nothing may be made in it any more
+FLAG_TABLE_SET: Final = 2  # a directory's layout was chosen for it, not inherited
+
+ROOT_INO: Final = 1
+
+
+class KvParams(Struct, array_like=True, frozen=True, gc=False):
+    """Geometry and bounds of a KV space, fixed at creation (quota and TTL may change)."""
+
+    block_bytes: int  # largest payload of a block
+    parts: int = 1  # equal ranges of a block that are read by themselves (layers)
+    quota_bytes: int = 0  # 0: none; over all chains
+    ttl_ms: int = 0  # 0: none; in manager time
+    identity: bytes = b""  # hash of model and layout identity that all users must agree on
+    flags: int = 0  # 1: evictable
+
+
+KV_EVICTABLE: Final = 1
+
+
+class Inode(Struct, array_like=True, gc=False, kw_only=True):
+    """One object. For directories `layout` is what children inherit (its seed is unused)."""
+
+    v: int = 1
+    type: int
+    mode: int  # permission bits, 0o7777
+    uid: int
+    gid: int
+    btime_ns: int  # creation; mtime too until something sets it
+    ctime_ns: int
+    flags: int = 0
+    parent: int = 0  # directories: where "..", and the loop check of rename, go
+    epoch: int = 0  # files: truncate epoch
+    layout: Layout | None = None
+    target: bytes = b""  # symlinks
+    kv: KvParams | None = None
+
+
+class Dirent(Struct, array_like=True, gc=False):
+    v: int
+    ino: int
+    type: int
+
+
+class ClientSession(Struct, array_like=True, gc=False, kw_only=True):
+    """A connected client. It is alive while `beat` changes within `ttl_ms` on a watcher's own clock."""
+
+    v: int = 1
+    beat: int
+    ttl_ms: int
+    label: str = ""
+    opened_ns: int = 0
+    capability_expiry_ms: int = 0  # manager time: no capability of this session outlives it
+    ended: bool = False  # fenced; its files are being closed
+
+
+class WriteSession(Struct, array_like=True, gc=False, kw_only=True):
+    """A file open for write: key (inode, client, handle)."""
+
+    v: int = 1
+    opened_ns: int
+    capability: int  # its id
+
+
+class RetrySlot(Struct, array_like=True, gc=False):
+    """Outcome of the last request of (client, slot). `reply` holds the encoded reply; batches keep
+    the replies of the entries done so far."""
+
+    v: int
+    sequence: int
+    reply: bytes
+    done: int = 0  # batches: entries done
+
+
+class Garbage(Struct, array_like=True, gc=False, kw_only=True):
+    """An inode that no name leads to: collected when its last write session is over."""
+
+    v: int = 1
+    type: int
+    since_ns: int
+
+
+class Trim(Struct, array_like=True, gc=False, kw_only=True):
+    """A truncation whose chunks aren't cut yet: nothing may extend the file before they are."""
+
+    v: int = 1
+    epoch: int
+    length: int
+
+
+class FencedClient(Struct, array_like=True, gc=False, kw_only=True):
+    """A session that is over; storage servers forget it when its last capability has expired."""
+
+    v: int = 1
+    capability_expiry_ms: int
+
+
+class StoreHeader(Struct, array_like=True, gc=False, kw_only=True):
+    """What a store is. Unknown bits in `incompat` refuse it."""
+
+    v: int = 1
+    cluster: bytes  # 16 bytes
+    created_ns: int
+    compat: int = 0
+    incompat: int = 0
+    created_by: str = ""
