@@ -86,7 +86,7 @@ def check_layout(layout: Layout, chains: int) -> None:
 class Slice(NamedTuple):
     """A piece of a request that lies in one chunk."""
 
-    index: int  # of the chunk in the file
+    chunk: int  # its index in the file
     offset: int  # in the chunk, bytes
     length: int  # bytes
     position: int  # in the request's buffer, bytes
@@ -117,7 +117,7 @@ class SliceArrays:
     """Slices of many requests, in order of request, then of offset. All of one length, int64."""
 
     request: NDArray[np.int64]  # which request
-    index: NDArray[np.int64]
+    chunk: NDArray[np.int64]  # its index in the file
     offset: NDArray[np.int64]
     length: NDArray[np.int64]
     position: NDArray[np.int64]
@@ -196,11 +196,13 @@ class Placement:
         """The chains of many keys, uint8 of shape (n, 16)."""
         words = np.ascontiguousarray(keys, dtype=np.uint8).reshape(-1, 16).view(">u8").astype(np.uint64)
         slots = (_mix64_array(words[:, 0]) + words[:, 1]) % np.uint64(self.stripe)
-        return self._order_array[slots]
+        chains: NDArray[np.uint32] = self._order_array[slots]
+        return chains
 
     def chains_of_indexes(self, indexes: NDArray[np.int64]) -> NDArray[np.uint32]:
         """The chains of many chunk indexes of a file."""
-        return self._order_array[np.asarray(indexes, dtype=np.int64) % self.stripe]
+        chains: NDArray[np.uint32] = self._order_array[np.asarray(indexes, dtype=np.int64) % self.stripe]
+        return chains
 
 
 def _step(draw: int, n: int) -> int:
