@@ -1,0 +1,153 @@
+// Frames without I/O (docs/wire_format.md): FrameReader turns received bytes into frames,
+// SendQueue turns frames into bytes to send. Neither knows of sockets, threads or clocks; both
+// belong to one thread.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "ffs/wire.h"
+
+namespace ffs::net {
+
+using Bytes = std::span<const uint8_t>;
+
+// A decoded frame. The spans point into the reader's buffer: they hold until the reader is
+// asked for its next frame or given more bytes.
+struct Frame {
+  wire::Type type{};
+  uint16_t flags = 0;
+  uint32_t payload_bytes = 0;
+  uint64_t request_id = 0;
+  Bytes fixed;
+  Bytes var;
+
+  // The fixed part as this side knows it: a longer one is cut, what a shorter one lacks is zero.
+  // (The reader has refused fixed parts shorter than the type's first version.)
+  template <typename T>
+  T as() const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T out{};
+    std::memcpy(&out, fixed.data(), fixed.size() < sizeof(T) ? fixed.size() : sizeof(T));
+    return out;
+  }
+  // The u32 at index i of the variable part; the caller has checked var.size().
+  uint32_t var_u32(size_t i) const {
+    uint32_t out;
+    std::memcpy(&out, var.data() + 4 * i, 4);
+    return out;
+  }
+};
+
+// The least length of a type's fixed part, or 0 for an unknown type.
+uint32_t min_fixed_bytes(wire::Type type);
+// Whether frames of this type may carry an inline payload.
+bool may_carry_payload(wire::Type type);
+
+class FrameReader {
+ public:
+  enum class Next {
+    kNeedMore,  // receive, then ask again
+    kFrame,     // `frame` is set; with payload_bytes > 0 say where the payload goes before next()
+    kPayload,   // the payload of the frame before is complete in its place (or discarded)
+    kBad,       // the stream is broken: close the connection; error() says why
+  };
+
+  explicit FrameReader(uint32_t buffer_bytes = 64 * 1024);
+
+  // Where the next bytes are to be received: at most two pieces (the rest of a placed payload,
+  // then the buffer). 0 pieces: the owner must go on with next() first. Follow with received().
+  int slots(iovec out[2]);
+  void received(size_t bytes);
+
+  Next next(Frame* frame);
+  // After kFrame: where the payload goes. `to` must hold payload_bytes until kPayload is
+  // returned or abandon_payload() is called. Copies what the buffer holds of it already.
+  void place_payload(uint8_t* to);
+  void discard_payload();
+  // The rest of a payload that is on its way is thrown away; its place isn't written any more.
+  // kPayload still comes.
+  void abandon_payload();
+  // The frame that next() gave last will be given again (the owner has no room for it now).
+  // Only before its payload was placed.
+  void unread();
+
+  // True between kFrame with a payload and its place_payload/discard_payload.
+  bool awaits_place() const { return state_ == State::kAwaitPlace; }
+  bool in_payload() const { return state_ == State::kPayload; }
+  // No part of a frame is buffered.
+  bool idle() const { return state_ == State::kHeader && begin_ == end_; }
+  // Bytes that a next() could decode without another receive.
+  size_t buffered() const { return end_ - begin_; }
+  Error error() const { return error_; }
+
+ private:
+  enum class State { kHeader, kAwaitPlace, kPayload, kBad };
+
+  Next bad(const char* what);
+  void consume_payload_from_buffer();
+
+  std::vector<uint8_t> buffer_;
+  size_t begin_ = 0;  // first byte not yet decoded
+  size_t end_ = 0;    // after the last received byte
+  size_t frame_begin_ = 0;
+  State state_ = State::kHeader;
+  uint8_t* payload_to_ = nullptr;  // null: discarded
+  size_t payload_left_ = 0;
+  size_t need_bytes_ = sizeof(wire::FrameHeader);  // of the frame at begin_, as far as is known
+  Error error_{};
+};
+
+class SendQueue {
+ public:
+  // Queues a frame. fixed and var are copied; `payload` is borrowed until its token (not 0) is
+  // released by advance() or clear(). A descriptor is borrowed as well, and goes with the
+  // frame's first byte (SCM_RIGHTS; only over `local`).
+  void push(wire::Type type, uint64_t request_id, Bytes fixed, Bytes var = {}, Bytes payload = {},
+            uint64_t token = 0, int fd = -1);
+  template <typename T>
+  void push(wire::Type type, uint64_t request_id, const T& fixed, Bytes var = {}, Bytes payload = {},
+            uint64_t token = 0, int fd = -1) {
+    push(type, request_id, Bytes(reinterpret_cast<const uint8_t*>(&fixed), sizeof(T)), var, payload, token, fd);
+  }
+
+  bool empty() const { return pending_bytes_ == 0; }
+  size_t pending_bytes() const { return pending_bytes_; }
+  // The next pieces to send. *fd: a descriptor that must go with them, or -1. A piece with a
+  // descriptor always comes first in its gather.
+  int gather(iovec* out, int capacity, int* fd) const;
+  // `bytes` were sent: drops them and appends the tokens of payloads that are through.
+  void advance(size_t bytes, std::vector<uint64_t>* released);
+  // Drops everything; appends all tokens.
+  void clear(std::vector<uint64_t>* released);
+
+ private:
+  struct Piece {
+    const uint8_t* payload = nullptr;  // null: the bytes stand in arena_ at `at`
+    size_t at = 0;
+    size_t length = 0;
+    uint64_t token = 0;
+    int fd = -1;
+  };
+  const uint8_t* start(const Piece& piece) const {
+    return piece.payload != nullptr ? piece.payload : arena_.data() + piece.at;
+  }
+  void compact();
+
+  std::vector<uint8_t> arena_;   // heads of frames
+  std::vector<Piece> pieces_;    // from first_ on
+  size_t first_ = 0;
+  size_t first_sent_ = 0;        // bytes of pieces_[first_] that are sent
+  size_t pending_bytes_ = 0;
+};
+
+// The number of granule-cut pieces of [offset, offset + length), and the CRCs of the data cut so.
+uint32_t piece_count(uint32_t offset, uint32_t length);
+void piece_crcs(uint32_t offset, Bytes data, uint32_t* out);
+
+}  // namespace ffs::net

@@ -1,0 +1,59 @@
+// Non-blocking stream sockets for the two transports: `tcp` and `local` (Unix stream sockets
+// that also carry descriptors). Nothing here blocks; readiness is the owner's business (io_uring
+// polls on a server, poll(2) in a client's ring).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+#include "net/frame.h"
+
+namespace ffs::net {
+
+enum class Transport : uint8_t { kTcp = 1, kLocal = 2 };
+
+// host: a numeric IPv4 or IPv6 address. Port 0 binds any. congestion: null or "" leaves the
+// system's; an algorithm that the kernel lacks is ENOENT.
+Result<Fd> listen_tcp(const char* host, uint16_t port, const char* congestion);
+Result<uint16_t> bound_port(const Fd& listener);
+// Replaces a dead socket file at `path`; EADDRINUSE when somebody listens there, ENAMETOOLONG
+// above 107 bytes.
+Result<Fd> listen_local(const char* path);
+// EAGAIN: nobody waits.
+Result<Fd> accept_connection(const Fd& listener, Transport transport);
+
+// A non-blocking connect: the socket is writable when it is through, then connect_result() says
+// how it went. ENOENT / ECONNREFUSED at once for a Unix socket without a listener; EAGAIN when its
+// backlog is full.
+Result<Fd> connect_tcp(const char* host, uint16_t port, const char* congestion);
+Result<Fd> connect_local(const char* path);
+Status connect_result(const Fd& socket);
+
+// Boot id and network namespace: processes with equal strings can use `local`.
+Result<std::string> host_id();
+
+// One connection: socket, reader, send queue and received descriptors.
+struct Connection {
+  Fd socket;
+  Transport transport = Transport::kTcp;
+  FrameReader reader;
+  SendQueue queue;
+  std::deque<Fd> descriptors;  // received, in the order of the frames that they came with
+
+  Connection() = default;
+  Connection(Fd fd, Transport kind) : socket(std::move(fd)), transport(kind) {}
+
+  // One recvmsg. The number of bytes; EAGAIN: nothing there; EPIPE: the peer has closed;
+  // EBUSY: the reader has no room (go on with next()); EPROTO: too many descriptors; else the
+  // socket's error.
+  Result<size_t> receive();
+  // sendmsg until the queue is empty or the socket is full. True: all is sent. `released` gets
+  // the tokens of payloads that are through.
+  Result<bool> flush(std::vector<uint64_t>* released);
+};
+
+}  // namespace ffs::net
