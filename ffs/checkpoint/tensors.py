@@ -1,0 +1,185 @@
+"""Tensors of numpy and torch seen as flat bytes. No I/O; torch is touched only where a tensor of it
+comes in, or is asked for (docs/guides/checkpoint.md, Tensors).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ffs.checkpoint.dtypes import FROM_NUMPY, FROM_TORCH, NUMPY_NAMES, TORCH_NAMES
+from ffs.checkpoint.shard import TensorSpec
+from ffs.errors import InvalidArgument
+
+Framework = Literal["numpy", "torch"]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One tensor to be saved. `identity` is equal for two that are the same view of the same memory."""
+
+    spec: TensorSpec
+    framework: Framework
+    identity: Hashable
+    tensor: Any
+
+    def flat(self) -> Bytes:
+        """The tensor's own bytes in C order: a view where its memory is that already, else a copy of
+        just these (a small view of a large storage costs the view). Blocks for a device's copy."""
+        if self.framework == "numpy":
+            return _flat_numpy(self.tensor)
+        return _flat_torch(self.tensor)
+
+
+def describe(name: str, value: object) -> Source:
+    """Looks at one entry of a state dict. TypeError or InvalidArgument names it and says what to do."""
+    if not isinstance(name, str):
+        raise TypeError(f"the key {name!r} of the state isn't a str: name tensors by strings")
+    if _is_torch(value):
+        return _describe_torch(name, value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _describe_numpy(name, np.asarray(value))
+    if isinstance(value, Mapping):
+        raise TypeError(f"{name!r} is a mapping: flatten nested states first, for example to 'outer.inner'")
+    raise TypeError(
+        f"{name!r} is a {type(value).__name__}, not a tensor: keep numbers and settings as 0-dim tensors"
+    )
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _describe_numpy(name: str, array: npt.NDArray[Any]) -> Source:
+    dtype = FROM_NUMPY.get(array.dtype.name)
+    if dtype is None or array.dtype.hasobject or array.dtype.names is not None:
+        raise InvalidArgument(
+            f"{name!r} has numpy's dtype {array.dtype}, which safetensors can't hold: "
+            f"convert it to one of {', '.join(sorted(FROM_NUMPY))}"
+        )
+    identity: Hashable = ("alone", id(array))
+    if array.size:
+        pointer = array.__array_interface__["data"][0]
+        identity = ("numpy", pointer, array.shape, array.strides, array.dtype.str)
+    return Source(TensorSpec(name, dtype, tuple(array.shape)), "numpy", identity, array)
+
+
+def _describe_torch(name: str, tensor: Any) -> Source:
+    torch = sys.modules["torch"]
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or type(tensor).__name__ == "DTensor":
+        raise InvalidArgument(
+            f"{name!r} isn't a plain dense tensor ({type(tensor).__name__}, {tensor.layout}): "
+            "save its dense or local parts"
+        )
+    if tensor.is_meta:
+        raise InvalidArgument(f"{name!r} is on the device 'meta' and has no data: materialise it first")
+    dtype = FROM_TORCH.get(str(tensor.dtype))
+    if dtype is None:
+        raise InvalidArgument(
+            f"{name!r} has torch's dtype {tensor.dtype}, which safetensors can't hold: "
+            f"convert it to one of {', '.join(sorted(FROM_TORCH))}"
+        )
+    identity: Hashable = ("alone", id(tensor))
+    if tensor.numel():
+        identity = (
+            "torch",
+            str(tensor.device),
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+    return Source(TensorSpec(name, dtype, tuple(tensor.shape)), "torch", identity, tensor)
+
+
+def _flat_numpy(array: npt.NDArray[Any]) -> Bytes:
+    native = array.dtype.newbyteorder("<")
+    whole = np.ascontiguousarray(array, dtype=native)
+    return whole.reshape(-1).view(np.uint8)
+
+
+def _flat_torch(tensor: Any) -> Bytes:
+    torch = sys.modules["torch"]
+    whole = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+    flat: Bytes = whole.reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
+class Destination:
+    """One tensor to be loaded into. Bytes arrive in `buffer`, then `finish()` puts them in place."""
+
+    __slots__ = ("_copy_back", "buffer", "spec")
+
+    def __init__(self, spec: TensorSpec, tensor: object) -> None:
+        """Raises TypeError or InvalidArgument, which names the tensor, if it can't take these bytes."""
+        self.spec = spec
+        self._copy_back: Any = None
+        if _is_torch(tensor):
+            self.buffer = self._into_torch(tensor)
+        elif isinstance(tensor, np.ndarray):
+            self.buffer = self._into_numpy(tensor)
+        else:
+            raise TypeError(f"{spec.name!r}: can load into a numpy array or a torch tensor, not {type(tensor).__name__}")
+
+    def finish(self) -> None:
+        if self._copy_back is not None:
+            self._copy_back()
+            self._copy_back = None
+
+    def _check(self, dtype: str | None, shape: tuple[int, ...], shown: str) -> None:
+        if dtype != self.spec.dtype or shape != self.spec.shape:
+            raise InvalidArgument(
+                f"{self.spec.name!r} was saved as {self.spec.dtype} {list(self.spec.shape)}, "
+                f"the destination is {shown} {list(shape)}: they must agree"
+            )
+
+    def _into_torch(self, tensor: Any) -> Bytes:
+        torch = sys.modules["torch"]
+        tensor = tensor.detach()
+        self._check(FROM_TORCH.get(str(tensor.dtype)), tuple(tensor.shape), str(tensor.dtype))
+        direct = tensor.is_contiguous() and tensor.device.type == "cpu" and tensor.layout is torch.strided
+        if direct and not tensor.is_conj() and not tensor.is_neg():
+            flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+            return flat
+        staged = torch.empty(self.spec.shape, dtype=tensor.dtype)
+        self._copy_back = lambda: tensor.copy_(staged)
+        flat = staged.reshape(-1).view(torch.uint8).numpy()
+        return flat
+
+    def _into_numpy(self, array: npt.NDArray[Any]) -> Bytes:
+        self._check(FROM_NUMPY.get(array.dtype.name), tuple(array.shape), str(array.dtype))
+        if not array.flags.writeable:
+            raise InvalidArgument(f"{self.spec.name!r}: the destination array is read-only")
+        if array.flags.c_contiguous and array.dtype.newbyteorder("<") == array.dtype:
+            return array.reshape(-1).view(np.uint8)
+        staged = np.empty(self.spec.shape, array.dtype.newbyteorder("<"))
+        self._copy_back = lambda: np.copyto(array, staged)
+        return staged.reshape(-1).view(np.uint8)
+
+
+def as_tensor(spec: TensorSpec, data: memoryview, framework: Framework) -> Any:
+    """A tensor over `data` (exactly its bytes, aligned to its element) without a copy. It keeps
+    `data` alive. InvalidArgument if the framework has no such type."""
+    if framework == "torch":
+        import torch
+
+        dtype = getattr(torch, TORCH_NAMES[spec.dtype])
+        if not spec.nbytes:
+            return torch.empty(spec.shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).reshape(spec.shape)
+    name = NUMPY_NAMES.get(spec.dtype)
+    if name is None:
+        raise InvalidArgument(f"{spec.name!r} is {spec.dtype}, which numpy doesn't have: load with framework='torch'")
+    if not spec.nbytes:
+        return np.empty(spec.shape, dtype=name)
+    return np.frombuffer(data, dtype=np.dtype(name).newbyteorder("<")).reshape(spec.shape)

@@ -1,0 +1,90 @@
+"""Words for people: sizes, rates, tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ffs.errors import InvalidArgument
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kib": 1 << 10,
+    "m": 1 << 20,
+    "mib": 1 << 20,
+    "g": 1 << 30,
+    "gib": 1 << 30,
+    "t": 1 << 40,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> '1.5 KiB'. Whole numbers below 1 KiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    value = float(count)
+    unit = 0
+    while value >= 1023.95 and unit < len(_BINARY) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.1f} {_BINARY[unit]}"
+
+
+def parse_bytes(text: str) -> int:
+    """'4GiB', '512m', '1000' -> bytes. k, m, g, t and KiB... are powers of 1024; kB, MB... of 1000."""
+    cleaned = text.strip().lower().replace("_", "")
+    digits = cleaned.rstrip("abcdefghijklmnopqrstuvwxyz ").rstrip()
+    factor = _FACTORS.get(cleaned[len(digits) :].strip())
+    try:
+        value = float(digits) if "." in digits else int(digits)
+    except ValueError:
+        value = -1
+    if factor is None or value < 0:
+        raise InvalidArgument(f"{text!r} isn't a size: write it as 512MiB, 4GiB or a number of bytes")
+    return int(value * factor)
+
+
+def format_rate(count: float, seconds: float) -> str:
+    """Bytes over seconds as 'x.xx GB/s' (decimal, as devices are named)."""
+    if seconds <= 0:
+        return "-"
+    rate = count / seconds
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.2f} {unit}"
+    return f"{rate:.0f} B/s"
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns padded to their widest cell; those numbered in `right` are set to the right."""
+    cells = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        out = (
+            cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)
+        )
+        return "  ".join(out).rstrip()
+
+    return "\n".join(line(row) for row in cells)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
