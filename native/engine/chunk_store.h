@@ -1,0 +1,437 @@
+// A chunk store on one device: the durable half of every replica whose target lives there
+// (docs/disk_format.md; shared rules in docs/architecture.md, Engine).
+//
+// Threads: one shard thread, the one that owns the Io. Nothing here is called from another.
+// Blocking: `format`, `open` and `close` run the Io until they are done; nothing else blocks.
+// Operations are intrusive: the caller owns the op, fills the fields marked "in", and must keep it
+// (and the memory that it names) in place until its `done` is entered. `done` runs from
+// Io::run_once, never inside the starting call, and may start further operations. Ops that find
+// no room (journal, scratch memory, another update of the same chunk) wait inside the store in
+// the order of their arrival; waiting is never turned into an error.
+//
+// Errors are positive errno numbers in `op.error` (0: success) with a static text in `op.what`:
+//   ENOENT    no such chunk or version          EEXIST   that version is there already
+//   ESTALE    base is neither committed nor pending, or it was dropped meanwhile; client fenced
+//   ENOSPC    no room on the device (max_chunks and snapshot room count too); nothing is changed
+//   EINVAL    a bad argument                    EBADMSG  a granule failed its checksum
+//   EIO       the device failed, or the store is poisoned (`metrics().poisoned`): a write or flush
+//             of the journal failed, so that nothing can be promised until a restart
+//
+// Versions and identities are never invented here: they are the caller's (docs/craq.md).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "io/device.h"
+#include "io/io.h"
+
+namespace ffs::engine {
+
+using Uuid = std::array<uint8_t, 16>;
+
+constexpr uint32_t kMaxTargets = 128;  // a device
+constexpr uint32_t kMaxChainStateBytes = 4096;
+constexpr uint32_t kDeferredBytes = 64 * 1024;  // larger overwrites are copy-on-write
+
+// ---------------------------------------------------------------------------------- vocabulary
+
+enum class UpdateKind : uint8_t {
+  write = 1,     // bytes [offset, offset + length) of the chunk become `data`; bytes between the
+                 // base's end and `offset` become zeros; creates the chunk if base is none
+  truncate = 2,  // the chunk becomes `length` bytes: cut, or extended with zeros
+  remove = 3,    // the chunk ceases to exist
+  replace = 4,   // the whole chunk becomes `data` (create-if-absent, whole writes, transfers)
+};
+
+constexpr uint8_t kFlagPinned = 1;      // not evicted
+constexpr uint8_t kFlagSharedSlot = 2;  // reserved
+
+// What a version carries besides its bytes. `tag`: up to 16 bytes set at creation (a KV block
+// keeps the second half of its key there). `expiry`: manager time in ms, 0 = none.
+struct Attributes {
+  uint64_t expiry_ms = 0;
+  uint8_t flags = 0;
+  uint8_t role = 0;   // 0: data; 1 is kept for parity
+  uint8_t codec = 0;  // 0: plain. Another codec's bytes are opaque: only `replace` may carry them
+  uint8_t tag_bytes = 0;
+  std::array<uint8_t, kMaxTagBytes> tag{};
+};
+
+// A committed chunk. `length` is what a reader sees; `stored_length` bytes are on the device
+// (fewer after an extension with zeros; the encoded size if codec != 0).
+struct ChunkInfo {
+  ChunkKey key;
+  Version version;  // none: the chunk has only pending versions
+  uint32_t length = 0;
+  uint32_t stored_length = 0;
+  Attributes attributes;
+  // CRC32C by granule of 64 KiB, the last one over what is left. Points into the store; valid
+  // until the next call of a non-const function or of run_once.
+  std::span<const uint32_t> checksums;
+  uint32_t pending_count = 0;
+};
+
+// A version that is staged and not yet committed or refused, oldest first.
+struct PendingInfo {
+  Version version;
+  Version base;
+  UpdateKind kind = UpdateKind::write;
+  uint32_t write_offset = 0;  // as given (write, replace)
+  uint32_t write_length = 0;
+  uint32_t length = 0;  // of the chunk in this version; 0 for remove
+  uint32_t stored_length = 0;
+  Attributes attributes;
+  UpdateIdentity identity;
+  ChainId chain;
+  uint64_t space_epoch = 0;
+  bool durable = false;                 // its StageOp has completed
+  std::span<const uint32_t> checksums;  // like ChunkInfo's
+};
+
+enum class RetryState : uint8_t { pending = 1, done = 2, refused = 3 };
+
+struct RetryEntry {
+  uint64_t sequence = 0;
+  ChunkKey key;
+  Version version;
+  RetryState state = RetryState::pending;
+  uint32_t error = 0;  // of a refusal: the positive code that the client is given
+};
+
+struct SpaceEpoch {
+  uint64_t least_epoch = 0;  // updates that carry less are refused by the caller
+  uint64_t expiry_ms = 0;    // manager time after which the entry may be dropped; 0: never
+};
+
+// ---------------------------------------------------------------------------------- operations
+
+class ChunkStore;
+struct StoreOp;
+using StoreDone = void (*)(StoreOp* op);
+
+// The base of all ops, and by itself the op of `refuse`, `fence`, `flush` and the like.
+struct StoreOp {
+  StoreDone done = nullptr;  // in; may be null where a function says so
+  void* owner = nullptr;     // free for the owner's use
+  int error = 0;             // out
+  const char* what = nullptr;
+
+  // For the store.
+  StoreOp* next = nullptr;
+  uint64_t wait_block = 0;
+  io::Op io;
+};
+
+// Where the bytes of a read go that the device can't deliver directly: the ends of unaligned
+// ranges, zeros, small updates that are still in the journal. Called on the shard thread, in any
+// order, never twice for one byte; `at` counts from the start of the read. Returns 0 or a
+// positive errno, which becomes the op's.
+struct Sink {
+  virtual int put(uint32_t at, const uint8_t* bytes, uint32_t size) = 0;
+
+ protected:
+  ~Sink() = default;
+};
+
+struct ReadOp : StoreOp {
+  // in
+  TargetId target;
+  ChunkKey key;
+  // none: the committed version. Else: the newest committed version if it is at least this, else
+  // the pending version of exactly this number, else ENOENT (docs/craq.md, Reading).
+  Version at_least;
+  bool exact_version = false;  // only `at_least` itself, committed or pending, else ENOENT
+  uint32_t offset = 0;         // in the chunk; at or past its end: 0 bytes, no error
+  uint32_t length = 0;         // cut at the end of the chunk
+  // Destination of byte `offset`. Whole blocks of 4 KiB go straight from the device if
+  // `memory - offset` is a multiple of 4096; the rest is copied. With a `sink`, `memory` is never
+  // touched by the processor (it may be unmapped) and is used for device reads into `region`
+  // only, so without a registered region everything goes through the sink. With neither region nor
+  // sink, memory is plain memory or a pool buffer.
+  uint8_t* memory = nullptr;
+  io::Region region;
+  Sink* sink = nullptr;
+  bool verify_partial = false;  // granules that the range covers in part are read whole and checked
+  bool verify_whole = false;    // whole granules are checked too (scrub; costs a pass over the bytes
+                                // through scratch memory)
+  // Room for (length / 64 KiB + 2) checksums, or null.
+  uint32_t* checksums = nullptr;
+
+  // out
+  Version version;
+  bool pending = false;  // the version read is a pending one
+  uint32_t chunk_length = 0;
+  uint32_t read_length = 0;
+  Attributes attributes;
+  // checksums[i] is that of granule (first_granule + i), for the granules wholly inside the range
+  // (the chunk's last granule counts as whole if the range reaches the chunk's end).
+  uint32_t first_granule = 0;
+  uint32_t granule_count = 0;
+
+  // For the store.
+  struct Private {
+    uint32_t chunk = 0, overlay = 0, place_class = 0, sums = 0;
+    uint64_t place = 0;
+    uint32_t stored = 0, at = 0, direct_from = 0, direct_to = 0;
+    uint8_t* scratch = nullptr;
+    uint32_t scratch_from = 0, scratch_to = 0;
+    uint8_t steps = 0;
+    bool ready = false;
+  } p;
+};
+
+struct StageOp : StoreOp {
+  // in
+  TargetId target;
+  ChunkKey key;
+  Version version;  // above the committed and every pending version of the chunk
+  Version base;     // committed, or pending (staged or being staged before); none: no chunk
+  UpdateKind kind = UpdateKind::write;
+  uint32_t offset = 0;  // write
+  uint32_t length = 0;  // write, replace: bytes of data; truncate: the new length
+  // The bytes, valid and unchanged until `done`. They go to the device without a copy if
+  // `data - offset` is a multiple of 4096 (replace: `data` itself) and, where the end isn't,
+  // `tail_padded` says that the bytes up to the next multiple of 4096 are the caller's, readable
+  // and zero. Otherwise the store copies what it must. It never writes into `data`.
+  const uint8_t* data = nullptr;
+  io::Region region;  // if data lies in registered memory
+  bool tail_padded = false;
+  // CRC32C of each piece of the data, cut at the chunk's granule boundaries (the first and the
+  // last piece may be short). The caller has checked them against the bytes. Null: the store
+  // computes them, which touches the bytes.
+  const uint32_t* piece_checksums = nullptr;
+  Attributes attributes;         // of the new version...
+  bool keep_attributes = false;  // ...or the base's
+  uint32_t logical_length = 0;   // replace with codec != 0: the decoded length
+  uint32_t size_hint = 0;        // the chunk is likely to grow to this: choose the slot for it
+  UpdateIdentity identity;       // client 0: no retry entry
+  ChainId chain;
+  uint64_t space_epoch = 0;  // remembered with the pending version; not judged here
+  bool commit_now = false;   // durable and committed by one record; earlier pendings are
+                             // committed with it
+  // For the store.
+  struct Private {
+    uint8_t path = 0, state = 0;
+    uint32_t chunk = 0;
+    uint64_t place = 0;
+    uint32_t place_class = 0, stored = 0, new_length = 0;
+    uint64_t base_place = 0;
+    uint32_t base_stored = 0, base_length = 0, base_overlay = 0;
+    bool base_ref = false, has_place = false, base_has_place = false;
+    uint32_t first_changed = 0, end_changed = 0;  // granules
+    uint8_t* scratch = nullptr;
+    uint32_t at = 0, piece = 0, span_from = 0, span_to = 0;
+    uint32_t overlay = 0;
+    uint32_t writes = 0;
+    io::Op io2, io3;
+    uint32_t sums[kMaxGranules];
+  } p;
+};
+
+// ---------------------------------------------------------------------------------- the store
+
+struct FormatOptions {
+  Uuid cluster{};  // all zero is refused
+  Uuid device{};   // all zero: drawn at random
+  std::vector<TargetId> targets;
+  uint64_t size_bytes = 0;     // file: size to make (0: it exists); block device: 0 = all of it
+  uint64_t max_chunks = 0;     // 0: size / 256 KiB
+  uint64_t journal_bytes = 0;  // 0: chosen (at least one snapshot long)
+  bool sparse = false;         // a file: don't write it through once
+  bool overwrite = false;      // format even if a chunk store is there already (else EEXIST)
+};
+
+enum class WriteCache : uint8_t { automatic, is_volatile, is_protected };
+
+struct OpenOptions {
+  Uuid cluster{};  // refused with EXDEV if the device belongs to another
+  WriteCache write_cache = WriteCache::automatic;
+  size_t scratch_bytes = 64u << 20;  // the store's own buffers: journal, snapshots, bounces
+  size_t overlay_bytes = 16u << 20;  // small updates that wait to be applied in place
+  uint32_t max_apply_in_flight = 8;
+};
+
+// Canary mutants, for the crash tests only: each takes one rule out (docs/style.md, Mutants).
+struct Mutants {
+  bool acknowledge_without_flush = false;
+  bool replay_without_verification = false;
+  bool reuse_slot_before_flush = false;
+};
+
+struct Capacity {
+  uint64_t capacity_bytes = 0;  // room for chunks
+  uint64_t free_bytes = 0;      // what new chunks may still take
+  uint64_t max_chunks = 0;
+  uint64_t chunks = 0;
+};
+
+struct TargetUsage {
+  uint64_t chunks = 0;
+  uint64_t logical_bytes = 0;    // sum of lengths of committed versions
+  uint64_t allocated_bytes = 0;  // slots that belong to this target
+};
+
+struct StoreMetrics {
+  uint64_t flushes = 0;
+  uint64_t journal_blocks = 0;
+  uint64_t journal_bytes = 0;       // written since open
+  uint64_t journal_used_bytes = 0;  // since the start of the last snapshot
+  uint64_t journal_size_bytes = 0;
+  uint64_t snapshots = 0;        // completed since open
+  uint64_t snapshot_age_us = 0;  // since the last completed one; since open if none
+  uint64_t staged = 0, committed = 0, refused = 0, reads = 0;
+  uint64_t bytes_read = 0, bytes_written = 0;
+  uint64_t rebuilds = 0, deferred = 0, in_place = 0, fresh = 0;  // updates by path
+  uint64_t overlay_bytes = 0;
+  uint64_t checksum_errors = 0;
+  uint64_t waiting = 0;          // ops that wait for room inside the store
+  uint64_t longest_step_us = 0;  // longest stretch of the store's own work without returning
+  bool poisoned = false;
+};
+
+struct DeviceIdentity {
+  Uuid cluster{};
+  Uuid device{};
+  std::vector<TargetId> targets;
+  uint64_t size_bytes = 0;
+  uint64_t max_chunks = 0;
+  uint32_t format_version = 0;
+  std::string written_by;  // program version that formatted it
+};
+
+struct SpaceStats {
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  bool complete = false;  // false: `next` is where to go on
+  ChunkKey next;
+};
+
+class ChunkStore {
+ public:
+  // Makes a store on a file or block device. Errors: EINVAL (options, a path that is neither; no
+  // targets), ENOSPC (device too small; `minimum_size_bytes` is the least), EEXIST (a store is
+  // there; see overwrite), EBUSY (in use), and those of io/device.h. Nothing half made: the
+  // superblocks are written last. On return max_chunks and size are in *made, if not null.
+  static Status format(io::Io& io, const std::string& path, const FormatOptions& options,
+                       DeviceIdentity* made = nullptr);
+  // The same on an opened device (the simulated one).
+  static Status format_file(io::Io& io, io::File file, uint64_t size_bytes, uint32_t sector_bytes,
+                            const FormatOptions& options, DeviceIdentity* made = nullptr);
+  static uint64_t minimum_size_bytes(uint64_t max_chunks = 0);
+
+  // Who a device is, without opening a store: reads the superblocks. For a scan.
+  static Result<DeviceIdentity> identify(const std::string& path);
+
+  // Opens and recovers. Errors, each with its own text: EBUSY (in use), EXDEV (another cluster),
+  // EMEDIUMTYPE (no ffs superblock), ENOTSUP (an unknown incompatible feature; the text of
+  // `last_open_message` names the version that wrote it), EBADMSG (damaged: which part, at which
+  // offset), ENOSPC (the device is smaller than its superblock says).
+  static Result<std::unique_ptr<ChunkStore>> open(io::Io& io, const std::string& path,
+                                                  const OpenOptions& options);
+  static Result<std::unique_ptr<ChunkStore>> open_file(io::Io& io, io::File file, uint64_t size_bytes,
+                                                       const OpenOptions& options,
+                                                       const Mutants& mutants = {});
+  // A sentence on why the last open, format or identify of this thread failed, with the numbers and
+  // offsets that a static text can't hold.
+  static const std::string& last_open_message();
+
+  // Writes a last snapshot and releases the device. No op may be outstanding. A poisoned store
+  // is only released (EIO). Destruction without close is a crash: recovery will replay.
+  Status close();
+  ~ChunkStore();
+
+  // --- looking up; synchronous.
+  // False if there is neither a committed nor a pending version.
+  bool lookup(TargetId target, const ChunkKey& key, ChunkInfo* info) const;
+  // Pending version number `index` (0 is the oldest) of the chunk.
+  bool pending_at(TargetId target, const ChunkKey& key, uint32_t index, PendingInfo* info) const;
+  bool find_pending(TargetId target, const ChunkKey& key, const Version& version, PendingInfo* info) const;
+
+  // --- updates.
+  // Completes when data and record are durable. The pending version is visible to lookup from
+  // the moment its record is queued (durable == false until then). ENOSPC and the other refusals
+  // leave nothing behind; the caller tells the retry table by `refuse`. Updates of one chunk
+  // take effect in the order of the calls. Also sets the retry entry: pending (done if commit_now).
+  void stage(StageOp* op);
+
+  // Makes a pending version the committed one (versions below it are committed with it: their
+  // retry entries become done). Takes effect in memory at once; its record goes with the next
+  // group. `op` (may be null) completes when it is durable. ENOENT if the version isn't pending
+  // and isn't the committed one (committing twice is allowed).
+  Status commit(TargetId target, const ChunkKey& key, const Version& version, StoreOp* op = nullptr);
+
+  // Drops a pending version if it is there, journals the refusal and sets the retry entry to
+  // refused with `code` (> 0), also for an update that was never staged. Later pending versions
+  // that were built on it must be named by further calls, before or after; until then they stay
+  // listed and their reads fail with ESTALE only if their content is gone. Completes when durable.
+  void refuse(TargetId target, const ChunkKey& key, const Version& version, const UpdateIdentity& identity,
+              ChainId chain, uint32_t code, StoreOp* op);
+
+  // --- reading. The version read is pinned until `done`.
+  void read(ReadOp* op);
+
+  // --- the retry table.
+  bool retry_lookup(TargetId target, ClientId client, ChainId chain, uint32_t channel,
+                    RetryEntry* entry) const;
+  // Copies an entry (recovery of a replica). Durable on completion; op may be null.
+  void retry_set(TargetId target, ClientId client, ChainId chain, uint32_t channel, const RetryEntry& entry,
+                 StoreOp* op);
+  // Drops the client's entries on all targets and refuses it from then on. Durable on completion.
+  void fence(ClientId client, StoreOp* op);
+  bool fenced(ClientId client) const;
+
+  // --- space epochs. set: raises (never lowers) the least epoch; durable on completion.
+  void set_space_epoch(TargetId target, uint64_t space, const SpaceEpoch& epoch, StoreOp* op);
+  SpaceEpoch space_epoch(TargetId target, uint64_t space) const;  // {0, 0} if there is none
+  // Drops entries whose expiry is at or before `manager_ms`.
+  void expire_space_epochs(TargetId target, uint64_t manager_ms, StoreOp* op);
+
+  // --- chain state: an opaque blob of at most kMaxChainStateBytes; durable on completion.
+  void set_chain_state(TargetId target, std::span<const uint8_t> state, StoreOp* op);
+  std::span<const uint8_t> chain_state(TargetId target) const;  // empty if never set
+
+  // --- order. Chunks with a committed version only; keys compare as bytes.
+  bool first_at_or_after(TargetId target, const ChunkKey& key, ChunkInfo* info) const;
+  // The last chunk of the space, committed.
+  bool last_of_space(TargetId target, uint64_t space, ChunkInfo* info) const;
+  // Chunks with pending versions, at or after `key` (for resending after a chain change).
+  bool first_pending_at_or_after(TargetId target, const ChunkKey& key, ChunkKey* found) const;
+  // Counts committed chunks of the keys [from, to], at most `limit` of them a call.
+  SpaceStats range_stats(TargetId target, const ChunkKey& from, const ChunkKey& to, uint32_t limit) const;
+
+  // --- the rest.
+  // Completes when everything before it is durable.
+  void flush(StoreOp* op);
+  // Call at least every 100 ms with a monotonic clock: makes lone commit records durable (within
+  // 20 ms or so), goes on with snapshots and in-place application.
+  void tick(uint64_t now_us);
+  // True if nothing is in flight and nothing waits.
+  bool idle() const;
+
+  const DeviceIdentity& identity() const;
+  bool has_target(TargetId target) const;
+  Capacity capacity() const;
+  TargetUsage usage(TargetId target) const;
+  StoreMetrics metrics() const;
+
+  // For tests: every slot is owned by exactly the versions that the index names, counters agree.
+  // Returns an empty string or what is wrong. Blocks nothing, walks everything.
+  std::string check_consistency() const;
+  // For tests: starts a snapshot now if none is being written.
+  void start_snapshot();
+
+ private:
+  struct Impl;
+  explicit ChunkStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ffs::engine
