@@ -1,0 +1,323 @@
+// One target's part in its chain: a pure state machine. Event in, effects out; no sockets,
+// disks, clocks or threads. The protocol is docs/craq.md.
+//
+// Use. One Replica per target, used by one thread. Each on_...() call takes one event and
+// appends to `out`, in order, what is to be done. The caller executes *all* effects in order
+// before it gives the next event of this replica. Nothing blocks and nothing throws. In the
+// steady state nothing is allocated: pools and `out` keep their memory.
+//
+// Completions. Effects with an `op` end in exactly one on_completion(op, ...), in any order
+// unless said otherwise, also when the operation failed. An op is never reused.
+//
+// The disk. Records (Stage, Commit, Refuse, SetSpaceEpoch, PersistChain) must become durable
+// in the order in which the effects were given (one journal): a crash leaves a prefix.
+// Completions of Stage, Refuse, SetSpaceEpoch and PersistChain mean "durable". At most one Stage
+// is under way for a chunk, so the store never stages on a base that isn't durable.
+//
+// Buffers. A BufferRef that comes in with an event is one reference, owned by the replica until
+// it gives it back by exactly one Release. Stage, SendUpdate and Fetch name a buffer without
+// giving up that reference: a server that is still writing or sending after the Release holds a
+// reference of its own.
+//
+// Time. now_ms is monotonic, from the shard's clock; deadlines are on that clock, 0 = none.
+#pragma once
+
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "craq/messages.h"
+#include "craq/store_view.h"
+
+namespace ffs::craq {
+
+using RequestToken = uint64_t;  // the server's name of a client's request
+using OpId = uint64_t;          // the replica's name of an operation under way; never 0
+
+// ---- Events -------------------------------------------------------------------------------
+
+enum class MemberState : uint8_t { serving = 1, syncing, waiting, last_serving, offline };
+
+struct Member {
+  TargetId target;
+  MemberState state = MemberState::offline;
+};
+
+// A chain as the manager proposes or has recorded it; members in chain order, head first.
+struct ChainConfig {
+  ChainVersion version;
+  uint32_t member_count = 0;
+  std::array<Member, kMaxReplicas> members{};
+  uint64_t lease_ms = 0;  // reserved: leases come with reconfiguration
+};
+
+// Has the payload arrived? `later`: it is fetched when the update is admitted (Fetch), which
+// spares the transfer of a repeated or refused one. `bad`: it arrived and failed its checksums.
+enum class PayloadState : uint8_t { ready, later, bad };
+
+struct ClientUpdate {
+  RequestToken token = 0;
+  ChainVersion chain_version;       // of the client's routing
+  Outcome authority = Outcome::ok;  // the server's check of the capability: ok, denied, fenced
+  UpdateIdentity identity;          // client 0: create-if-absent, evictions, collection
+  ChunkKey key;
+  UpdateKind kind = UpdateKind::write;
+  uint32_t offset_bytes = 0;
+  uint32_t length_bytes = 0;  // as in Update
+  Attributes attributes;
+  Version expected;  // not none: apply only if this is the newest version (else condition_failed)
+  uint64_t space_epoch = 0;
+  uint64_t deadline_ms = 0;
+  BufferRef payload;
+  PayloadState payload_state = PayloadState::ready;
+};
+
+struct ClientRead {
+  RequestToken token = 0;
+  ChainVersion chain_version;
+  Outcome authority = Outcome::ok;
+  ChunkKey key;
+  uint32_t offset_bytes = 0;
+  uint32_t length_bytes = 0;
+  bool facts_only = false;   // existence, length, tag: no Read effect, only the Reply
+  bool compare_tag = false;  // answer tag_differs unless the chunk's tag is this one
+  Attributes tag;            // only its tag is used
+  uint64_t deadline_ms = 0;
+};
+
+// To the head: sets the least epoch accepted in a space on every member.
+struct ClientSetSpaceEpoch {
+  RequestToken token = 0;
+  ChainVersion chain_version;
+  Outcome authority = Outcome::ok;
+  uint64_t space = 0;
+  uint64_t epoch = 0;
+  uint64_t deadline_ms = 0;
+};
+
+// To the head: removes up to `limit` chunks of a space, in key order, each behind its pendings.
+// The space's least epoch must be the maximum already (else invalid). Reply::key is the last
+// key taken, for the next page; Reply::more says whether there is one.
+struct ClientRemovePage {
+  RequestToken token = 0;
+  ChainVersion chain_version;
+  Outcome authority = Outcome::ok;
+  uint64_t space = 0;
+  bool has_after = false;
+  ChunkKey after;
+  uint32_t limit = 64;
+  uint64_t deadline_ms = 0;
+};
+
+// To any member: the last committed chunk of a space (key and length), or absent.
+struct ClientLastChunk {
+  RequestToken token = 0;
+  ChainVersion chain_version;
+  Outcome authority = Outcome::ok;
+  uint64_t space = 0;
+  uint64_t deadline_ms = 0;
+};
+
+// ---- Effects ------------------------------------------------------------------------------
+
+struct SendUpdate {
+  PeerHeader header;
+  Update update;
+};
+
+struct SendNotice {
+  PeerHeader header;
+  Notice notice;
+};
+
+// Why a target serves nothing, or what it waits for.
+enum class Reason : uint8_t {
+  none = 0,
+  no_configuration = 1,    // no chain version since the start
+  restarted = 2,           // waits for the manager to record a new version (docs/craq.md, Restart)
+  members_incomplete = 3,  // the recorded chain has members that aren't serving
+  not_a_member = 4,        // the recorded chain doesn't name this target
+  persisting = 5,          // makes the new chain version durable
+  reconciling = 6,         // compares its pendings with its predecessor's
+  resuming = 7,            // waits for the members behind it to have all pendings
+  device_failed = 8,       // a write failed; until restart
+  diverged = 9,            // lacks what its predecessor has committed; until restart
+};
+
+// The answer to a client's request; exactly one a token.
+struct Reply {
+  RequestToken token = 0;
+  Outcome outcome = Outcome::ok;
+  Reason reason = Reason::none;  // with Outcome::offline
+  ChainVersion chain_version;    // this replica's: a hint to refresh
+  ChunkFacts chunk;              // update: version; read, last chunk: all
+  ChunkKey key;                  // last chunk; remove page
+  bool more = false;             // remove page
+  uint32_t count = 0;            // remove page: chunks removed
+};
+
+// Bring the payload of an admitted update here and check its checksums (ok or bad_checksum;
+// timed_out when the sender is gone).
+struct Fetch {
+  OpId op = 0;
+  BufferRef payload;
+};
+
+struct Release {
+  BufferRef payload;
+};
+
+// Make a pending version durable; commit_now: and commit it with the same record. The retry
+// entry of update.identity goes with it (pending, or done with commit_now). Completes with ok,
+// no_space, over_quota (nothing was changed), or io_error (the device is poisoned).
+// update.base is the newest version in the store; a removal of an absent chunk is allowed.
+struct Stage {
+  OpId op = 0;
+  Update update;
+  bool commit_now = false;
+};
+
+// In memory at once, durable later, no completion. Also turns the retry entry to done.
+struct Commit {
+  ChunkKey key;
+  Version version;
+};
+
+// Journal (identity, version, outcome) and drop the pending version, if it was staged.
+struct Refuse {
+  OpId op = 0;
+  ChunkKey key;
+  Version version;
+  UpdateIdentity identity;
+  Outcome outcome = Outcome::ok;
+};
+
+// Pin that version (committed or pending) now and read it for the request. Completes with ok or
+// io_error/bad_checksum. The version is in the store when the effect is executed.
+struct Read {
+  OpId op = 0;
+  RequestToken token = 0;
+  ChunkKey key;
+  Version version;
+  uint32_t offset_bytes = 0;
+  uint32_t length_bytes = 0;
+};
+
+// Read a whole pending version into a new buffer, for a resend after a restart. Completes with
+// the buffer, which the replica then owns.
+struct Load {
+  OpId op = 0;
+  ChunkKey key;
+  Version version;
+  uint32_t length_bytes = 0;
+};
+
+struct SetSpaceEpoch {
+  OpId op = 0;
+  uint64_t space = 0;
+  uint64_t epoch = 0;  // the store keeps the maximum
+};
+
+struct PersistChain {
+  OpId op = 0;
+  ChainRecord record;
+};
+
+// Tell the manager: this proposal is durable here.
+struct ProposalPersisted {
+  ChainVersion version;
+};
+
+// For heartbeats, status and the log.
+struct StateChanged {
+  bool serving = false;
+  Reason reason = Reason::none;
+  ChainVersion chain_version;
+};
+
+// The block was used (eviction's clock).
+struct Touch {
+  ChunkKey key;
+};
+
+using Effect = std::variant<SendUpdate, SendNotice, Reply, Fetch, Release, Stage, Commit, Refuse, Read, Load,
+                            SetSpaceEpoch, PersistChain, ProposalPersisted, StateChanged, Touch>;
+using Effects = std::vector<Effect>;
+
+// ---- The machine --------------------------------------------------------------------------
+
+// Deliberate breaks, for the simulator to prove that it sees them. Never set in production.
+enum class Mutant : uint8_t {
+  none = 0,
+  commit_before_successor,
+  tail_commits_without_held,
+  ignore_retry_table,
+  no_recheck_after_read,
+  reuse_versions_after_restart,
+  ignore_base,
+  serve_before_reconcile,
+  dirty_read_answers_local,
+  forget_refusals,
+};
+
+struct Options {
+  uint32_t max_pendings = 1024;          // the head numbers no more at a time; others wait
+  uint32_t max_pendings_per_chunk = 16;  // the same for one chunk
+  uint64_t resend_ms = 500;              // unanswered messages to members are sent again
+  Mutant mutant = Mutant::none;
+};
+
+struct ReplicaStatus {
+  bool serving = false;
+  Reason reason = Reason::none;
+  ChainVersion chain_version;  // adopted in this incarnation; zero = none
+  ChainRecord persisted;
+  uint32_t member_count = 0;
+  uint32_t my_index = 0;
+  uint32_t pendings = 0;
+  uint32_t waiting = 0;  // client requests that wait
+};
+
+class Replica {
+ public:
+  // A replica in a new incarnation: loads the store's pendings, serves nothing. The store must
+  // outlive it.
+  Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options);
+  ~Replica();
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  // The manager proposes / has recorded a configuration of this chain.
+  void on_proposed(const ChainConfig& config, uint64_t now_ms, Effects& out);
+  void on_recorded(const ChainConfig& config, uint64_t now_ms, Effects& out);
+
+  void on_client_update(const ClientUpdate& request, uint64_t now_ms, Effects& out);
+  void on_client_read(const ClientRead& request, uint64_t now_ms, Effects& out);
+  void on_client_set_space_epoch(const ClientSetSpaceEpoch& request, uint64_t now_ms, Effects& out);
+  void on_client_remove_page(const ClientRemovePage& request, uint64_t now_ms, Effects& out);
+  void on_client_last_chunk(const ClientLastChunk& request, uint64_t now_ms, Effects& out);
+
+  // Messages of members. Those of one connection come in order; loss, repetition and reordering
+  // across connections are allowed. An update's payload is `later` only if Fetch can bring it.
+  void on_update(const PeerHeader& header, const Update& update, PayloadState payload_state, uint64_t now_ms,
+                 Effects& out);
+  void on_notice(const PeerHeader& header, const Notice& notice, uint64_t now_ms, Effects& out);
+
+  // The end of an effect with an op. `payload` only for Load.
+  void on_completion(OpId op, Outcome outcome, BufferRef payload, uint64_t now_ms, Effects& out);
+
+  // A connection to a member is up (again): what it hasn't answered is sent anew. Losing one
+  // needs no event: messages to it may be dropped.
+  void on_peer_connected(TargetId target, uint64_t now_ms, Effects& out);
+
+  // Deadlines and resends. Call it every 10 to 100 ms.
+  void on_tick(uint64_t now_ms, Effects& out);
+
+  ReplicaStatus status() const;
+
+ private:
+  class Machine;
+  std::unique_ptr<Machine> machine_;
+};
+
+}  // namespace ffs::craq

@@ -1,0 +1,88 @@
+// What the replica sees of its target's store: facts that are in memory, answered at once.
+// Implemented by the server over the engine's index, and by the simulator over a model.
+//
+// What it shows: an effect of the replica (Stage, Commit, Refuse, SetSpaceEpoch, PersistChain)
+// may be visible from the moment that the server has executed it, and must be from its
+// completion on; Commit and Refuse are visible at once. The replica calls these functions only
+// from within its own event functions. None blocks; none fails.
+#pragma once
+
+#include <optional>
+
+#include "craq/messages.h"
+
+namespace ffs::craq {
+
+// One version of a chunk. `version` none: the chunk doesn't exist.
+struct ChunkFacts {
+  Version version;
+  uint32_t length_bytes = 0;
+  Attributes attributes;
+};
+
+// A version that is durable and not committed. After a start this is all that is known of it,
+// so it must all be in the journal: the replica resends it as a whole chunk (or a removal).
+struct PendingFacts {
+  ChunkKey key;
+  ChunkFacts chunk;  // as of this version; chunk.version is never none
+  bool removal = false;
+  UpdateIdentity identity;
+  uint64_t space_epoch = 0;
+};
+
+enum class RetryState : uint8_t { pending = 1, done = 2, refused = 3 };
+
+struct RetryEntry {
+  uint64_t sequence = 0;
+  ChunkKey key;
+  Version version;
+  RetryState state = RetryState::pending;
+  Outcome outcome = Outcome::ok;  // of a refusal; Outcome::dropped counts as no entry
+};
+
+// The chain state that this target has made durable.
+struct ChainRecord {
+  ChainVersion proposed;  // the newest proposal; zero = none
+  ChainVersion adopted;   // the newest recorded version adopted; zero = never in a chain
+};
+
+class PendingVisitor {
+ public:
+  virtual void visit(const PendingFacts& pending) = 0;
+
+ protected:
+  ~PendingVisitor() = default;
+};
+
+class StoreView {
+ public:
+  // Committed state; version none when there is no such chunk.
+  virtual ChunkFacts committed(const ChunkKey& key) const = 0;
+
+  // Every pending version of this target, those of one chunk in the order of their versions.
+  // Called once, at construction.
+  virtual void each_pending(PendingVisitor& visitor) const = 0;
+
+  // The retry table of this target's chain.
+  virtual std::optional<RetryEntry> retry(ClientId client, uint32_t channel) const = 0;
+  virtual bool fenced(ClientId client) const = 0;
+
+  // The least epoch accepted in a space; 0 when none was set.
+  virtual uint64_t least_epoch(uint64_t space) const = 0;
+
+  virtual ChainRecord chain_record() const = 0;
+
+  // Would an update of that many bytes fit now? ok, no_space or over_quota. Asked by the head
+  // before it numbers an update; a hint: Stage may fail all the same.
+  virtual Outcome admit(const ChunkKey& key, UpdateKind kind, uint32_t length_bytes) const = 0;
+
+  // Keys of a space that have a committed or a pending version, in order. `after`/`below` are
+  // exclusive; pass nullptr to begin at the end of the range.
+  virtual std::optional<ChunkKey> key_after(uint64_t space, const ChunkKey* after) const = 0;
+  virtual std::optional<ChunkKey> key_below(uint64_t space, const ChunkKey* below) const = 0;
+
+ protected:
+  ~StoreView() = default;
+};
+
+}  // namespace ffs::craq
