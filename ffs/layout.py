@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ffs.errors import InvalidArgument, TooLarge
-from ffs.proto.common import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Layout
 
 __all__ = [
     "Layout",
@@ -46,6 +46,20 @@ __all__ = [
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _GAMMA: Final = 0x9E37_79B9_7F4A_7C15
 MAX_FILE_BYTES: Final = 1 << 62  # offsets stay in i64 with room to add
+MIN_CHUNK_BYTES: Final = 4096
+MAX_CHUNK_BYTES: Final = 16 * 1024 * 1024
+
+
+class Layout(Struct, array_like=True, frozen=True, gc=False):
+    """Where the chunks of a file or KV space lie; part of its inode, fixed at creation.
+
+    Stored and sent as ffs.proto.common says: an array, fields appended only."""
+
+    table: int  # chain table id
+    table_version: int
+    seed: int  # u64: which chains, and from which one on
+    chunk_size: int  # bytes, a power of two, 4 KiB .. 16 MiB
+    stripe: int = 0  # how many chains are used; 0: all of the table
 
 
 def mix64(x: int) -> int:

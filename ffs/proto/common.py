@@ -16,22 +16,10 @@ from typing import Final
 from msgspec import Struct
 
 from ffs import errors
+from ffs.layout import Layout as Layout
 
 PROTOCOL_MIN: Final = 1
 PROTOCOL_MAX: Final = 1
-
-MIN_CHUNK_BYTES: Final = 4096
-MAX_CHUNK_BYTES: Final = 16 * 1024 * 1024
-
-
-class Layout(Struct, array_like=True, frozen=True, gc=False):
-    """Where the chunks of a file or KV space lie. Fixed at creation (ffs.layout has the function)."""
-
-    table: int  # chain table id
-    table_version: int
-    seed: int  # u64: which chains, and from which one on
-    chunk_size: int  # bytes, a power of two, 4 KiB .. 16 MiB
-    stripe: int = 0  # how many chains are used; 0: all of the table
 
 
 class Creds(Struct, array_like=True, frozen=True, gc=False):
