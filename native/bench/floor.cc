@@ -1,0 +1,82 @@
+#include "bench/floor.h"
+
+#include <time.h>
+
+#include <cstring>
+#include <vector>
+
+#include "base/crc32c.h"
+
+namespace ffs::bench {
+
+uint64_t now_ns() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
+}
+
+namespace {
+
+class CopyFloor final : public Floor {
+ public:
+  explicit CopyFloor(const FloorOptions& options)
+      : block_(options.block_bytes),
+        crc_(options.crc),
+        from_(options.region_bytes, 1),
+        to_(options.region_bytes, 2) {}
+
+  Result<FloorCount> run(uint32_t duration_ms) override {
+    FloorCount count;
+    const uint64_t begin = now_ns();
+    const uint64_t end = begin + duration_ms * 1000000ull;
+    uint64_t now = begin;
+    while (now < end) {
+      if (at_ + block_ > from_.size()) at_ = 0;
+      if (crc_) {
+        sum_ = sum_ ^ crc32c_copy(to_.data() + at_, from_.data() + at_, block_);
+      } else {
+        std::memcpy(to_.data() + at_, from_.data() + at_, block_);
+      }
+      at_ += block_;
+      count.blocks++;
+      now = now_ns();
+    }
+    count.elapsed_ns = now - begin;
+    return count;
+  }
+
+ private:
+  size_t block_;
+  bool crc_;
+  std::vector<uint8_t> from_, to_;
+  size_t at_ = 0;
+  volatile uint32_t sum_ = 0;  // so that the checksum can't be optimised away
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Floor>> open_copy_floor(const FloorOptions& options) {
+  return std::unique_ptr<Floor>(std::make_unique<CopyFloor>(options));
+}
+
+Result<std::unique_ptr<Floor>> open_floor(const FloorOptions& options) {
+  if (options.block_bytes == 0 || options.block_bytes > (256u << 20)) {
+    return Error::of(EINVAL, "block_bytes must be from 1 to 256 MiB");
+  }
+  if (options.depth == 0 || options.depth > 4096) return Error::of(EINVAL, "depth must be from 1 to 4096");
+  if (options.op != FloorOp::kSocket && options.region_bytes < options.block_bytes) {
+    return Error::of(EINVAL, "region_bytes must hold at least one block");
+  }
+  switch (options.op) {
+    case FloorOp::kRead:
+    case FloorOp::kWrite:
+      return open_device_floor(options);
+    case FloorOp::kSocket:
+      return open_socket_floor(options);
+    case FloorOp::kCopy:
+      return open_copy_floor(options);
+  }
+  return Error::of(EINVAL, "op must be 0 read, 1 write, 2 socket or 3 copy");
+}
+
+}  // namespace ffs::bench
