@@ -1,0 +1,107 @@
+"""The command `ffs`: parsing, and errors as one line each. One file a noun.
+
+Exit status: 0 done; 1 an operation failed (the line on stderr says what and the way out); 2 the command
+line is wrong; 3 no cluster answers; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ffs import errors
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INTERRUPTED = 130
+
+_NOUNS = ("cluster", "listing", "files", "copy", "space", "device", "bench", "demo")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ffs",
+        description="A distributed store for AI work: start a cluster, look at it, move files.",
+        epilog="Paths in the cluster are ffs:/path (or ffs://host:port/path); see docs/guides/getting_started.md.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument(
+        "--cluster",
+        metavar="HOST:PORT",
+        help="address of the metadata service (default: FFS_CLUSTER)",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "tcp", "local"),
+        default="auto",
+        help="how data moves between client and servers (default: the best that both offer)",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for noun in _NOUNS:
+        importlib.import_module(f"ffs.cli.{noun}").add_commands(commands)
+    return parser
+
+
+def describe_error(error: BaseException) -> str:
+    """One line: what was touched, what went wrong, the way out."""
+    if isinstance(error, OSError):
+        named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        text = error.strerror or str(error) or type(error).__name__
+        where = " -> ".join(named)
+        line = text if not where or where in text else f"{where}: {text}"
+    else:
+        line = str(error) or type(error).__name__
+    return " ".join(line.split())
+
+
+def exit_status(error: BaseException) -> int:
+    if isinstance(error, errors.Unreachable):
+        return EXIT_UNREACHABLE
+    return EXIT_FAILED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns the exit status; never raises for what the user can mend."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"ffs {version('ffs')}")
+        except PackageNotFoundError:
+            print("ffs (from a source tree)")
+        return 0
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("ffs: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError as error:
+        if isinstance(error, errors.FfsError):
+            return _failed(args, error)
+        # The reader of our output went away (`ffs ls | head`): end quietly, and keep Python from
+        # writing to the closed pipe once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        return _failed(args, error)
+
+
+def _failed(args: argparse.Namespace, error: BaseException) -> int:
+    if args.debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"ffs {args.command}: {describe_error(error)}", file=sys.stderr)
+    return exit_status(error)

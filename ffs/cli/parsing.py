@@ -1,0 +1,60 @@
+"""Helpers for the parsers of the nouns, and how commands reach a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ffs.cli.text import parse_bytes
+from ffs.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ffs.client import Client
+
+Commands = Any  # argparse's _SubParsersAction, which has no public name
+Run = Callable[[argparse.Namespace], int]
+
+
+def command(
+    commands: Commands, name: str, run: Run, help_line: str, *, json_option: bool = False, **options: Any
+) -> argparse.ArgumentParser:
+    """Adds one command. --cluster and --transport are welcome after its name too."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_line, description=help_line, **options)
+    parser.set_defaults(run=run)
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--cluster", default=hidden, help=hidden)
+    parser.add_argument("--transport", choices=("auto", "tcp", "local"), default=hidden, help=hidden)
+    parser.add_argument("--debug", action="store_true", default=hidden, help=hidden)
+    if json_option:
+        parser.add_argument("--json", action="store_true", help="for programs: JSON on stdout")
+    return parser
+
+
+def size_argument(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def count_argument(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least 1")
+    return value
+
+
+def connect(args: argparse.Namespace, address: str | None = None) -> Client:
+    """A client of --cluster, FFS_CLUSTER, or `address` if the command's paths name one."""
+    from ffs.client import connect as open_client
+
+    return open_client(address or args.cluster, transport=args.transport)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
