@@ -38,6 +38,7 @@ enum class Outcome : uint16_t {
   bad_checksum = 17,      // the payload doesn't match its checksums: send it again
   io_error = 18,          // the device failed
   dropped = 19,           // journal only: given up in recovery, as if it had never come
+  corrupt = 20,           // at rest, on this replica: ask another
 };
 
 // What an update does to a chunk. Numbers are on the wire and in the journal.

@@ -65,7 +65,8 @@ struct ClientUpdate {
   uint32_t offset_bytes = 0;
   uint32_t length_bytes = 0;  // as in Update
   Attributes attributes;
-  Version expected;  // not none: apply only if this is the newest version (else condition_failed)
+  bool need_existing = false;  // answer `absent` instead of creating the chunk
+  Version expected;            // not none: apply only if this is the newest version (else condition_failed)
   uint64_t space_epoch = 0;
   uint64_t deadline_ms = 0;
   BufferRef payload;
@@ -79,9 +80,11 @@ struct ClientRead {
   ChunkKey key;
   uint32_t offset_bytes = 0;
   uint32_t length_bytes = 0;
-  bool facts_only = false;   // existence, length, tag: no Read effect, only the Reply
-  bool compare_tag = false;  // answer tag_differs unless the chunk's tag is this one
-  Attributes tag;            // only its tag is used
+  uint64_t space_epoch = 0;     // below the space's least epoch: stale_epoch
+  bool uncommitted_ok = false;  // the newest version that is durable here will do
+  bool facts_only = false;      // existence, length, tag: no Read effect, only the Reply
+  bool compare_tag = false;     // answer tag_differs unless the chunk's tag is this one
+  Attributes tag;               // only its tag is used
   uint64_t deadline_ms = 0;
 };
 
@@ -170,10 +173,11 @@ struct Release {
 // Make a pending version durable; commit_now: and commit it with the same record. The retry
 // entry of update.identity goes with it (pending, or done with commit_now). Completes with ok,
 // no_space, over_quota (nothing was changed), or io_error (the device is poisoned).
-// update.base is the newest version in the store; a removal of an absent chunk is allowed.
+// update.base is the newest version in the store; base_absent: there is no chunk.
 struct Stage {
   OpId op = 0;
   Update update;
+  bool keep_attributes = false;  // the base's, else update.attributes
   bool commit_now = false;
 };
 

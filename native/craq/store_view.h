@@ -76,10 +76,10 @@ class StoreView {
   // before it numbers an update; a hint: Stage may fail all the same.
   virtual Outcome admit(const ChunkKey& key, UpdateKind kind, uint32_t length_bytes) const = 0;
 
-  // Keys of a space that have a committed or a pending version, in order. `after`/`below` are
-  // exclusive; pass nullptr to begin at the end of the range.
-  virtual std::optional<ChunkKey> key_after(uint64_t space, const ChunkKey* after) const = 0;
-  virtual std::optional<ChunkKey> key_below(uint64_t space, const ChunkKey* below) const = 0;
+  // The first key of a space above `after` (nullptr: the first of all) and the last key of a
+  // space, among the committed chunks.
+  virtual std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const = 0;
+  virtual std::optional<ChunkKey> last_committed(uint64_t space) const = 0;
 
  protected:
   ~StoreView() = default;
