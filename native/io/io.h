@@ -179,10 +179,12 @@ class Io {
   void complete(Op* op, int32_t result);  // queues done
   void queue_poll(Poll* poll);
   int run_ready();
-  int event_fd() const;  // readable after post and wake
-  void take_posted();    // moves posted ops into the ready queue
-  void stop_helper();    // joins the helper thread; derived destructors call it first
-  int32_t discard_now(int fd, uint64_t offset, uint64_t length);
+  int event_fd() const;    // readable after post and wake
+  void take_posted();      // moves posted ops into the ready queue
+  void stop_helper();      // joins the helper thread; derived destructors call it first
+  void hand_back(Op* op);  // a finished op, from any thread
+  void start_discard(Op* op, int fd, uint64_t offset, uint64_t length);
+  static int32_t discard_now(int fd, uint64_t offset, uint64_t length);
 
   Op* ready_head_ = nullptr;
   Op* ready_tail_ = nullptr;

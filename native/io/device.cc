@@ -1,0 +1,133 @@
+#include "io/device.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "base/fd.h"
+
+namespace ffs::io {
+
+namespace {
+
+// "write through" in the kernel's words: what completed is durable without a flush.
+bool writes_through(dev_t device) {
+  char path[96];
+  std::snprintf(path, sizeof path, "/sys/dev/block/%u:%u/queue/write_cache", major(device), minor(device));
+  Fd file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return false;
+  char text[32] = {};
+  if (::read(file.get(), text, sizeof text - 1) <= 0) return false;
+  return std::strncmp(text, "write through", 13) == 0;
+}
+
+Result<Device> describe_block_device(Fd fd, const struct stat& status) {
+  Device device;
+  device.block_device = true;
+  int sector = 0;
+  if (::ioctl(fd.get(), BLKGETSIZE64, &device.size_bytes) != 0 ||
+      ::ioctl(fd.get(), BLKSSZGET, &sector) != 0) {
+    return Error::of(errno, "asking a block device for its size");
+  }
+  device.sector_bytes = static_cast<uint32_t>(sector);
+  device.volatile_cache = !writes_through(status.st_rdev);
+  device.fd = fd.release();
+  return device;
+}
+
+}  // namespace
+
+Result<Device> open_device(const std::string& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) return Error::of(errno, "no such device or file");
+  bool block = S_ISBLK(status.st_mode);
+  if (!block && !S_ISREG(status.st_mode))
+    return Error::of(ENODEV, "neither a regular file nor a block device");
+  // O_EXCL on a block device refuses one that is mounted or claimed.
+  Fd fd(::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0)));
+  if (!fd.valid()) {
+    if (errno == EINVAL) return Error::of(EINVAL, "the file system of this path has no O_DIRECT");
+    return Error::of(errno,
+                     errno == EBUSY ? "the device is in use (mounted or claimed)" : "opening the device");
+  }
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Error::of(errno == EWOULDBLOCK ? EBUSY : errno, "the device is in use by another process");
+  }
+  if (::fstat(fd.get(), &status) != 0) return Error::of(errno, "stat of the device");
+  if (block) return describe_block_device(std::move(fd), status);
+  Device device;
+  device.size_bytes = static_cast<uint64_t>(status.st_size);
+  device.sector_bytes = 512;
+  device.fd = fd.release();
+  return device;
+}
+
+void close_device(Device& device) {
+  if (device.fd >= 0) ::close(device.fd);
+  device.fd = -1;
+}
+
+namespace {
+
+Status write_zeros(int fd, uint64_t size_bytes) {
+  constexpr size_t kPiece = 8u << 20;
+  void* zeros = ::mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (zeros == MAP_FAILED) return Error::of(errno, "memory for writing the device through");
+  uint64_t at = 0;
+  int error = 0;
+  while (at < size_bytes && error == 0) {
+    size_t part = size_bytes - at < kPiece ? static_cast<size_t>(size_bytes - at) : kPiece;
+    ssize_t rc = ::pwrite(fd, zeros, part, static_cast<off_t>(at));
+    if (rc < 0 && errno != EINTR) error = errno;
+    if (rc > 0) at += static_cast<uint64_t>(rc);
+  }
+  ::munmap(zeros, kPiece);
+  if (error != 0) return Error::of(error, "writing the device through once");
+  return ok_status();
+}
+
+Status fill(int fd, uint64_t size_bytes, bool sparse) {
+  if (::ftruncate(fd, static_cast<off_t>(size_bytes)) != 0) return Error::of(errno, "sizing the device file");
+  if (sparse) return ok_status();
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) != 0 && errno != EOPNOTSUPP) {
+    return Error::of(errno, errno == ENOSPC ? "the file system has no room for a device file of this size"
+                                            : "allocating the device file");
+  }
+  FFS_TRY_STATUS(write_zeros(fd, size_bytes));
+  if (::fsync(fd) != 0) return Error::of(errno, "syncing the device file");
+  return ok_status();
+}
+
+}  // namespace
+
+Status make_device_file(const std::string& path, uint64_t size_bytes, bool sparse, bool overwrite) {
+  if (size_bytes == 0 || size_bytes % 4096 != 0) {
+    return Error::of(EINVAL, "a device file's size is a multiple of 4096, not 0");
+  }
+  bool made = true;
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600));
+  if (!fd.valid() && errno == EEXIST) {
+    if (!overwrite) return Error::of(EEXIST, "the device file exists");
+    made = false;
+    fd.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_DIRECT));
+  }
+  if (!fd.valid()) {
+    return Error::of(
+        errno, errno == EINVAL ? "the file system of this path has no O_DIRECT" : "making the device file");
+  }
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return Error::of(EBUSY, "the device file is in use");
+  Status filled = fill(fd.get(), size_bytes, sparse);
+  if (!filled.ok() && made) ::unlink(path.c_str());
+  return filled;
+}
+
+}  // namespace ffs::io

@@ -1,0 +1,63 @@
+// The io_uring backend (io/io.h is the contract).
+#pragma once
+
+#include <liburing.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/io.h"
+
+namespace ffs::io {
+
+class UringIo final : public Io {
+ public:
+  // On failure *reason says which step the kernel refused.
+  static Result<std::unique_ptr<UringIo>> create(const Options& options, std::string* reason);
+  ~UringIo() override;
+
+  Backend backend() const override { return Backend::uring; }
+  Result<File> add_file(int fd) override;
+  void remove_file(File file) override;
+  void read(Op* op, File file, uint64_t offset, void* memory, uint32_t length, Region region) override;
+  void write(Op* op, File file, uint64_t offset, const void* memory, uint32_t length, Region region) override;
+  void datasync(Op* op, File file) override;
+  void discard(Op* op, File file, uint64_t offset, uint64_t length) override;
+  void poll_add(Poll* poll, int fd, uint32_t events) override;
+  void poll_remove(Poll* poll) override;
+  Result<Region> register_region(void* base, size_t length) override;
+  void unregister_region(Region region) override;
+  int run_once(int64_t timeout_us) override;
+
+ private:
+  struct Discard;
+  UringIo() = default;
+  void start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* memory, uint32_t length,
+             Region region);
+  bool prepare(Op* op);  // false: no free entry in the submission queue
+  void prepare_waiting();
+  io_uring_sqe* entry();  // submits to make room; null if the kernel takes none now
+  void arm(Poll* poll);
+  void arm_wake();
+  void collect();
+  void collect_one(const io_uring_cqe& completion);
+  void finished(Op* op, int32_t result);
+  void poll_event(Poll* poll, const io_uring_cqe& completion);
+  void submit_and_wait(unsigned wanted, int64_t timeout_us);
+
+  io_uring ring_{};
+  bool ring_made_ = false;
+  uint32_t limit_ = 0;
+  uint32_t in_kernel_ = 0;      // device ops that the kernel has
+  Op* waiting_head_ = nullptr;  // ops beyond limit_
+  Op* waiting_tail_ = nullptr;
+  Poll* unarmed_ = nullptr;  // polls that found no entry
+  std::vector<int> fds_;     // by file index, -1: free
+  std::vector<int32_t> free_regions_;
+  std::vector<bool> region_used_;
+  bool regions_available_ = false;
+  bool wake_armed_ = false;
+};
+
+}  // namespace ffs::io
