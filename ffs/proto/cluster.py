@@ -1,0 +1,365 @@
+"""Messages and records of the cluster: nodes, targets, chains, tables, routing, storage control.
+
+Form and rules of change as in ffs.proto.common. Tags 100-149: to the metadata service;
+150-179: to a storage process; replies beside their requests. Ids: node, target u64; chain u32;
+all begin at 1. A chain version is (term, counter) as in docs/craq.md. No I/O.
+docs/control_plane.md gives the exchanges.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from msgspec import Struct
+
+from ffs.proto.common import Message
+
+MAX_REPLICAS: Final = 8  # native/include/ffs/ffs.h, ffs_chain_route.members
+MAX_TARGETS_OF_DEVICE: Final = 64  # ffs_device_info.targets
+DEFAULT_CHAINS_PER_DEVICE: Final = 32
+
+
+class TargetState(IntEnum):
+    """ffs.h FFS_OFFLINE ...; stable numbers."""
+
+    OFFLINE = 0
+    SERVING = 1
+    SYNCING = 2
+    WAITING = 3
+    LAST_SERVING = 4
+
+
+# --- records, also parts of messages ----------------------------------------------------------
+
+
+class ChainRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """One chain as recorded. `incarnations` are those of the members' nodes when the version was
+    recorded (0: never yet): a member under another one has lost its memory (metadata.cluster.chain)."""
+
+    v: int = 1
+    id: int
+    table: int
+    term: int
+    counter: int
+    members: tuple[int, ...]  # target ids, head first
+    states: tuple[int, ...]  # TargetState, one a member
+    incarnations: tuple[int, ...]  # one a member
+
+
+class TableRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """A version of a chain table: ffs.layout picks from `chains` by position."""
+
+    v: int = 1
+    id: int
+    name: str
+    version: int
+    replicas: int
+    chains: tuple[int, ...]
+
+
+class DeviceInfo(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    uuid: bytes  # 16 bytes, from its superblock
+    path: str  # on its node, for people
+    size_bytes: int
+    targets: tuple[int, ...]
+
+
+class NodeRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """A storage node. `alive` changes only when a failure timeout passes without a heartbeat, or
+    when it registers again; ports and paths are those of its present incarnation."""
+
+    v: int = 1
+    id: int
+    name: str
+    uuid: bytes  # 16 bytes, drawn by the node once and kept in its directory
+    incarnation: int
+    host: str = ""  # numeric address of the data ports
+    host_id: str = ""  # ffs_host_id()
+    control: str = ""  # host:port of its control server
+    alive: bool = False
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+class TargetRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """A target: on which device of which node, and (chain != 0) in which chain."""
+
+    v: int = 1
+    id: int
+    node: int
+    device: bytes  # its uuid
+    chain: int = 0
+    port: int = 0  # of its shard, in the node's present incarnation; 0: not announced
+    socket_path: str = ""
+
+
+# --- messages: a storage node to the manager ----------------------------------------------------
+
+
+class AllocateTargets(Message, tag=100, kw_only=True):
+    """Ids for a device that is about to be formatted. Repeating it with the same (node_uuid,
+    device_uuid) gives the same ids."""
+
+    node_uuid: bytes
+    node_name: str
+    device_uuid: bytes
+    count: int
+
+
+class AllocateTargetsReply(Message, tag=101, kw_only=True):
+    targets: tuple[int, ...]
+
+
+class RegisterNode(Message, tag=102, kw_only=True):
+    """First message of a started storage process: gives node id and a new incarnation."""
+
+    name: str
+    uuid: bytes
+    host_id: str
+    devices: tuple[DeviceInfo, ...]
+
+
+class RegisterNodeReply(Message, tag=103, kw_only=True):
+    node: int
+    incarnation: int
+    manager_ms: int
+
+
+class TargetEndpoint(Struct, array_like=True, frozen=True, gc=False):
+    target: int
+    port: int
+    socket_path: str
+
+
+class AnnounceNode(Message, tag=104, kw_only=True):
+    """Where the registered incarnation can be reached. Answered by OkReply."""
+
+    node: int
+    incarnation: int
+    host: str
+    control: str
+    endpoints: tuple[TargetEndpoint, ...]
+
+
+class TargetReport(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """What a target says of itself: ffs_target_report, same names."""
+
+    target: int
+    chain: int
+    recorded_term: int
+    recorded_counter: int
+    persisted_term: int
+    persisted_counter: int
+    persisted_here: bool
+    state: int
+    poisoned: bool
+    used_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    chunks: int
+
+
+class Heartbeat(Message, tag=106, kw_only=True):
+    """`config` is the number of the NodeConfig that the node acts on (0, 0 at first);
+    `fenced` are the client sessions that it has fenced since its last heartbeat."""
+
+    node: int
+    incarnation: int
+    config: tuple[int, int]  # manager's term, number in it
+    reports: tuple[TargetReport, ...]
+    fenced: tuple[int, ...] = ()
+
+
+class ChainRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """ffs_chain_route: for servers `proposed` says persist, don't adopt."""
+
+    chain: int
+    table: int
+    term: int
+    counter: int
+    members: tuple[int, ...]
+    states: tuple[int, ...]
+    proposed: bool = False
+
+
+class TargetRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """ffs_target_route. Port 0: not reachable (its node hasn't come back); `alive`: its node
+    sends heartbeats (a hint: prefer others for reads)."""
+
+    target: int
+    node: int
+    host: str
+    host_id: str
+    socket_path: str
+    port: int
+    alive: bool
+
+
+class NodeConfig(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """All that a node's native server must know: its chains and where their members are."""
+
+    number: tuple[int, int]
+    epoch: int
+    chains: tuple[ChainRoute, ...]
+    targets: tuple[TargetRoute, ...]
+
+
+class HeartbeatReply(Message, tag=107, kw_only=True):
+    manager_ms: int
+    next_ms: int  # send the next one after so long (short while chains are in transition)
+    config: NodeConfig | None = None  # None: the one that the node has stands
+    fences: tuple[int, ...] = ()  # client sessions to fence, until they are in `fenced`
+
+
+# --- messages: clients and people to the metadata service ----------------------------------------
+
+
+class GetRouting(Message, tag=110, kw_only=True):
+    """Routing if its epoch isn't `known_epoch`; waits up to wait_ms for a change (0: answers at once)."""
+
+    known_epoch: int = 0
+    wait_ms: int = 0
+
+
+class TableRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    id: int
+    name: str
+    version: int
+    replicas: int
+    chains: tuple[int, ...]
+
+
+class RoutingReply(Message, tag=111, kw_only=True):
+    """`changed` False: the epoch is the known one and the rest is empty."""
+
+    epoch: int
+    changed: bool
+    manager_ms: int = 0
+    chains: tuple[ChainRoute, ...] = ()
+    targets: tuple[TargetRoute, ...] = ()
+    tables: tuple[TableRoute, ...] = ()  # every version of every table
+
+
+class CreateTable(Message, tag=112, kw_only=True):
+    """A chain table over all live nodes' devices. Existing with the same name: answered with it if
+    replicas agree, else Exists. InvalidArgument with the reason when nodes or targets don't suffice."""
+
+    name: str
+    replicas: int
+    chains_per_device: int = DEFAULT_CHAINS_PER_DEVICE
+    wait_nodes: int = 0  # refuse (Overloaded: try again) while fewer nodes are alive
+
+
+class CreateTableReply(Message, tag=113, kw_only=True):
+    table: int
+    version: int
+    chains: int
+
+
+class GetStatus(Message, tag=114, kw_only=True):
+    """What people and `ffs status` want to know. Answered by the primary."""
+
+
+class DeviceStatus(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    path: str
+    uuid: bytes
+    size_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    targets: int
+    poisoned: bool
+
+
+class NodeStatus(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    id: int
+    name: str
+    alive: bool
+    incarnation: int
+    host: str
+    control: str
+    silent_ms: int  # since its last heartbeat; -1: none since this manager took over
+    devices: tuple[DeviceStatus, ...]
+
+
+class ChainStatus(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    id: int
+    table: int
+    term: int
+    counter: int
+    members: tuple[int, ...]
+    states: tuple[int, ...]
+    nodes: tuple[int, ...]
+    writable: bool  # every member serves
+    readable: bool  # some member serves
+    reason: str  # "" when writable; else why not, in words
+
+
+class StatusReply(Message, tag=115, kw_only=True):
+    cluster: bytes
+    epoch: int
+    term: int
+    primary: str  # address of the answering process
+    manager_ms: int
+    nodes: tuple[NodeStatus, ...]
+    chains: tuple[ChainStatus, ...]
+    tables: tuple[TableRoute, ...]
+
+
+class Ping(Message, tag=116, kw_only=True):
+    """Answered by OkReply at once by any server, storage processes too."""
+
+    payload: bytes = b""
+
+
+# --- messages: the metadata service to the storage process of a chain's head ----------------------
+
+
+class RaiseSpaceEpoch(Message, tag=150, kw_only=True):
+    """Raise the least epoch that the chain's targets accept for the space. Answered by OkReply."""
+
+    chain: int
+    space: int
+    epoch: int
+
+
+class RemovePage(Message, tag=151, kw_only=True):
+    """Remove chunks of the space from key `start` (16 bytes, b"": the first) on, a bounded page."""
+
+    chain: int
+    space: int
+    epoch: int
+    start: bytes = b""
+
+
+class RemovePageReply(Message, tag=152, kw_only=True):
+    removed: int  # 0: nothing is left from `start` on
+
+
+class TruncateChunk(Message, tag=153, kw_only=True):
+    """The chunk's length becomes length_bytes if it is longer; absent: nothing. Answered by OkReply."""
+
+    chain: int
+    key: bytes  # 24 bytes
+    length_bytes: int
+    epoch: int
+
+
+class LastChunk(Message, tag=154, kw_only=True):
+    """The highest chunk of the space on the chain."""
+
+    chain: int
+    space: int
+
+
+class LastChunkReply(Message, tag=155, kw_only=True):
+    key: bytes  # 24 bytes; b"": none
+    length_bytes: int
+    chunks: int  # how many of the space the chain has
+
+
+class RemoveChunk(Message, tag=156, kw_only=True):
+    """Remove one chunk (a truncation beyond it); absent: nothing. Answered by OkReply."""
+
+    chain: int
+    key: bytes
+    epoch: int

@@ -1,0 +1,181 @@
+"""The first messages of a control connection, without I/O. docs/control_plane.md, Hello.
+
+    asker                                   server
+    Hello(versions, cluster, role, nonce) ->
+                                         <- HelloReply(version, cluster [, nonce, proof])
+    [AuthProof(proof)                     ->
+                                         <- OkReply]
+
+The bracketed part happens where the server has a cluster secret. Both prove it by HMAC-SHA256
+over both nonces, the whole Hello, the cluster and the version chosen: no replay, no mixing of
+connections, no downgrade; the secret itself never travels. An asker that has a secret refuses
+a server that proves none, and the other way round. Without a secret a server may listen on
+loopback only (ffs.rpc.server). Pure but for os.urandom.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from ffs.errors import ProtocolError, Unauthenticated, VersionMismatch, WrongCluster
+from ffs.proto.common import PROTOCOL_MAX, PROTOCOL_MIN, AuthProof, Hello, HelloReply, Message, OkReply
+from ffs.rpc.codec import encode_message
+
+NONCE_BYTES: Final = 32
+MIN_SECRET_BYTES: Final = 16
+ROLES: Final = frozenset({"client", "meta", "storage", "admin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, as its Hello says (proved where the cluster has a secret)."""
+
+    role: str
+    name: str
+    node: int
+    incarnation: int
+    protocol: int
+    authenticated: bool
+
+
+def read_secret(path: str) -> bytes:
+    """The cluster secret in a file (surrounding white space doesn't count). Blocking.
+
+    Raises OSError as open does, Unauthenticated if it is too short."""
+    with open(path, "rb") as file:
+        secret = file.read().strip()
+    if len(secret) < MIN_SECRET_BYTES:
+        raise Unauthenticated(f"the cluster secret must have at least {MIN_SECRET_BYTES} bytes", path)
+    return secret
+
+
+def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes, cluster: bytes, protocol: int) -> bytes:
+    said = hashlib.sha256(hello).digest() + nonce + cluster + protocol.to_bytes(4, "little")
+    return hmac.digest(secret, b"ffs control 1 " + side + b"\0" + said, "sha256")
+
+
+class AskerHandshake:
+    """The side that connected. Send `hello`; give each reply to `receive` until `done`."""
+
+    def __init__(
+        self,
+        *,
+        role: str,
+        cluster: bytes = b"",
+        secret: bytes | None = None,
+        name: str = "",
+        node: int = 0,
+        incarnation: int = 0,
+    ) -> None:
+        self._cluster = cluster
+        self._secret = secret
+        self.done = False
+        self.reply: HelloReply | None = None
+        self.hello = encode_message(
+            Hello(
+                cluster=cluster,
+                role=role,
+                name=name,
+                node=node,
+                incarnation=incarnation,
+                nonce=os.urandom(NONCE_BYTES) if secret is not None else b"",
+            )
+        )
+
+    def receive(self, message: Message) -> bytes | None:
+        """Takes a reply. Returns the body to send next, or None; sets `done`."""
+        if self.reply is not None:
+            if type(message) is not OkReply:
+                raise ProtocolError(f"a proof is answered by {type(message).__name__}")
+            self.done = True
+            return None
+        if type(message) is not HelloReply:
+            raise ProtocolError(f"hello is answered by {type(message).__name__}")
+        self._check(message)
+        self.reply = message
+        if self._secret is None:
+            self.done = True
+            return None
+        proof = _proof(self._secret, b"asker", self.hello, message.nonce, message.cluster, message.protocol)
+        return encode_message(AuthProof(proof=proof))
+
+    def _check(self, reply: HelloReply) -> None:
+        if not PROTOCOL_MIN <= reply.protocol <= PROTOCOL_MAX:
+            raise VersionMismatch(
+                f"the server chose protocol {reply.protocol}, this side speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+            )
+        if self._cluster and reply.cluster != self._cluster:
+            raise WrongCluster(
+                f"the server belongs to cluster {reply.cluster.hex()}, this side to {self._cluster.hex()}: "
+                "check the address"
+            )
+        if self._secret is None:
+            if reply.nonce:
+                raise Unauthenticated("the cluster wants its secret: give the cluster secret file")
+            return
+        if not reply.nonce:
+            raise Unauthenticated("the server doesn't prove the cluster secret: it runs without one")
+        expected = _proof(self._secret, b"server", self.hello, reply.nonce, reply.cluster, reply.protocol)
+        if not hmac.compare_digest(expected, reply.proof):
+            raise Unauthenticated("the server has another cluster secret")
+
+
+class ServerHandshake:
+    """The side that was connected to. Give each body to `receive`; send what it returns until `peer` is set."""
+
+    def __init__(self, *, cluster: bytes, secret: bytes | None, name: str) -> None:
+        self._cluster = cluster
+        self._secret = secret
+        self._name = name
+        self._expected = b""
+        self._asker: Peer | None = None
+        self.peer: Peer | None = None
+
+    def receive(self, body: bytes, message: Message) -> Message:
+        """Takes one message and its body as it came. Returns the reply; raises what refuses the asker."""
+        if self._asker is not None:
+            if type(message) is not AuthProof:
+                raise Unauthenticated("prove the cluster secret before anything else")
+            if not hmac.compare_digest(self._expected, message.proof):
+                raise Unauthenticated("another cluster secret: check the cluster secret file")
+            self.peer = self._asker
+            return OkReply()
+        if type(message) is not Hello:
+            raise ProtocolError(f"a connection begins with hello, not {type(message).__name__}")
+        return self._greet(body, message)
+
+    def _greet(self, body: bytes, hello: Hello) -> HelloReply:
+        protocol = min(PROTOCOL_MAX, hello.protocol_max)
+        if protocol < max(PROTOCOL_MIN, hello.protocol_min):
+            raise VersionMismatch(
+                f"this server speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, "
+                f"{hello.name or 'the asker'} {hello.protocol_min} to {hello.protocol_max}: update the older side"
+            )
+        if hello.cluster and self._cluster and hello.cluster != self._cluster:
+            raise WrongCluster(
+                f"this server belongs to cluster {self._cluster.hex()}, "
+                f"{hello.name or 'the asker'} to {hello.cluster.hex()}: check the address"
+            )
+        if hello.role not in ROLES:
+            raise ProtocolError(f"unknown role {hello.role!r} in hello")
+        peer = Peer(hello.role, hello.name, hello.node, hello.incarnation, protocol, self._secret is not None)
+        reply = HelloReply(protocol=protocol, cluster=self._cluster, name=self._name)
+        if self._secret is None:
+            if hello.nonce:
+                raise Unauthenticated(
+                    "this server runs without a cluster secret, and the asker wants one proved"
+                )
+            self.peer = peer
+            return reply
+        if len(hello.nonce) != NONCE_BYTES:
+            raise Unauthenticated("the cluster wants its secret: give the cluster secret file")
+        reply.nonce = os.urandom(NONCE_BYTES)
+        said = (body, reply.nonce, self._cluster, protocol)
+        reply.proof = _proof(self._secret, b"server", *said)
+        self._expected = _proof(self._secret, b"asker", *said)
+        self._asker = peer
+        return reply
