@@ -67,12 +67,7 @@ uint32_t min_fixed_bytes(Type type) {
     case Type::kLastChunk: return sizeof(wire::LastChunk);
     case Type::kLastChunkReply: return sizeof(wire::LastChunkReply);
     case Type::kForward: return sizeof(wire::Forward);
-    case Type::kHeld: return sizeof(wire::Held);
-    case Type::kAck: return sizeof(wire::Ack);
-    case Type::kRefused: return sizeof(wire::Ack);
-    case Type::kMissing: return sizeof(wire::Ack);
-    case Type::kQueryCommitted: return sizeof(wire::QueryCommitted);
-    case Type::kQueryCommittedReply: return sizeof(wire::QueryCommittedReply);
+    case Type::kNotice: return sizeof(wire::Notice);
   }
   return 0;
 }

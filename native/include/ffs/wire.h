@@ -38,14 +38,9 @@ enum class Type : uint8_t {
   kExistsReply = 21,
   kLastChunk = 22,  // the highest committed or pending chunk of a space on this target
   kLastChunkReply = 23,
-  // Between the servers of a chain (docs/craq.md).
-  kForward = 32,
-  kHeld = 33,     // one way, down
-  kAck = 34,      // one way, up: committed
-  kRefused = 35,  // one way, up
-  kMissing = 36,  // one way, up: the base is absent, resend the earlier pendings
-  kQueryCommitted = 37,
-  kQueryCommittedReply = 38,
+  // Between the servers of a chain, one way (docs/craq.md, Messages).
+  kForward = 32,  // an update on its way down
+  kNotice = 33,   // every other message between members
 };
 
 struct FrameHeader {
@@ -202,8 +197,13 @@ struct Read {
 };
 static_assert(sizeof(Read) == 160);
 
-// Variable part: one u32 CRC32C for each granule that lies whole in [offset, offset+bytes)
-// (the last granule of a chunk counts as whole up to the chunk's length).
+// Variable part: granule_count x u32 CRC32C, for the granules that lie whole in
+// [offset, offset+bytes) (the last granule of a chunk counts as whole up to the chunk's length),
+// then patch_count x ReadPatch. With bulk.kind kInline the payload is the data. With kRegion the
+// data is in the region but for the patches: their bytes are the payload, one after another, and
+// the client puts them in place. (A server writes client memory through registered pages only,
+// docs/craq.md, Buffers; ends of unaligned ranges, zeros and small updates that are still in
+// memory come as patches.)
 struct ReadReply {
   uint32_t status;        // 0 or errno; ENOENT: no such chunk
   uint32_t detail;        // Detail
@@ -222,8 +222,16 @@ struct ReadReply {
   uint32_t retry_after_ms;
   uint8_t tag[16];
   BulkRef bulk;
+  uint32_t granule_count;
+  uint32_t patch_count;
 };
-static_assert(sizeof(ReadReply) == 120);
+static_assert(sizeof(ReadReply) == 128);
+
+struct ReadPatch {
+  uint32_t at;  // from the start of the read
+  uint32_t length;
+};
+static_assert(sizeof(ReadPatch) == 8);
 
 // --- updates ----------------------------------------------------------------------------
 
@@ -275,48 +283,41 @@ struct UpdateReply {
 };
 static_assert(sizeof(UpdateReply) == 64);
 
-// An update on its way down: what the head decided, then the client's update as it came.
+enum ForwardFlags : uint32_t {
+  kForwardBaseAbsent = 1,      // the base is none or a removal
+  kForwardBaseCommitted = 2,   // the sender has committed the base
+  kForwardRemovalFollows = 4,  // this or a later pending update of the chunk is a removal
+  kForwardHeld = 8,            // the sender and all before it hold it durably
+};
+
+// An update on its way down the chain, to the next member: what the head decided, then the
+// update in the client's form (context.target is the receiver; capability 0).
 struct Forward {
   WireVersion version;
   WireVersion base;
-  uint64_t epoch_expiry_ms;  // kSpaceEpoch: how long the entry must last
-  uint32_t whole_chunk;      // 1: the payload is the whole content of `version` (resync, resend)
-  uint32_t held;             // 1: sender and all before it hold it durably already
+  WireVersion floor;  // every version below is resolved at the sender
+  uint64_t from;      // target id of the sender
+  uint32_t flags;     // ForwardFlags
+  uint32_t reserved;
   Update update;
 };
-static_assert(sizeof(Forward) == 224);
+static_assert(sizeof(Forward) == 240);
 
-struct Held {
+// Which fields a kind uses: docs/craq.md, Messages. The identity (client, channel, sequence)
+// stands in the context.
+struct Notice {
   Context context;
+  uint64_t from;
   uint8_t key[24];
   WireVersion version;
+  WireVersion other;
+  uint64_t number;
+  uint8_t kind;  // craq/messages.h NoticeType
+  uint8_t flag;
+  uint16_t outcome;  // craq/messages.h Outcome
+  uint32_t reserved;
 };
-static_assert(sizeof(Held) == 120);
-
-struct Ack {
-  Context context;
-  uint8_t key[24];
-  WireVersion version;
-  uint32_t status;  // kRefused: the errno; else 0
-  uint32_t detail;
-  uint64_t value;
-};
-static_assert(sizeof(Ack) == 136);  // also kRefused and kMissing (version: the base that lacks)
-
-struct QueryCommitted {
-  Context context;
-  uint8_t key[24];
-};
-static_assert(sizeof(QueryCommitted) == 104);
-
-struct QueryCommittedReply {
-  uint32_t status;
-  uint32_t detail;
-  WireVersion version;  // committed; zero: none here
-  WireVersion chain;
-  uint64_t routing_epoch;
-};
-static_assert(sizeof(QueryCommittedReply) == 48);
+static_assert(sizeof(Notice) == 160);
 
 // --- batched lookups ----------------------------------------------------------------------
 
