@@ -188,3 +188,14 @@ def after(prefix: bytes) -> bytes:
     """The first key beyond all that begin with `prefix` (which isn't all 0xff)."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1])
+
+
+def drive(coroutine: Awaitable[T]) -> T:
+    """Runs a coroutine that never waits, and returns its result."""
+    steps = coroutine.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("a body of read_now waited for something that isn't its snapshot")

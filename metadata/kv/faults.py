@@ -1,0 +1,147 @@
+"""A store that fails in all the ways that a distributed one may, over any engine. For tests.
+
+It draws from one seeded generator at each commit: a conflict (the attempt is thrown away), a result that is
+unknown though the commit took effect, the same though it didn't, a transaction too old; latency before and
+after. And before an attempt it may run the body once on a transaction that is thrown away, since a body that
+keeps something outside its transaction would show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from metadata.kv.contract import Conflict, Pairs, Snapshot, Store, TooOld, Transaction, UnknownResult
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Probabilities, 0 to 1, a commit (`twice`: a body)."""
+
+    conflict: float = 0.0
+    unknown_applied: float = 0.0
+    unknown_lost: float = 0.0
+    too_old: float = 0.0
+    twice: float = 0.0
+    latency_s: float = 0.0  # at most, uniform, before and after a commit
+
+
+class _FaultyTransaction(Transaction):
+    def __init__(self, inner: Transaction, store: FaultyStore) -> None:
+        self._inner = inner
+        self._store = store
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await self._inner.get(key)
+
+    async def range(self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False) -> Pairs:
+        return await self._inner.range(begin, end, limit, reverse)
+
+    async def peek(self, key: bytes) -> bytes | None:
+        return await self._inner.peek(key)
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._inner.set(key, value)
+
+    def clear(self, key: bytes) -> None:
+        self._inner.clear(key)
+
+    def clear_range(self, begin: bytes, end: bytes) -> None:
+        self._inner.clear_range(begin, end)
+
+    def add(self, key: bytes, delta: int) -> None:
+        self._inner.add(key, delta)
+
+    def max(self, key: bytes, value: int) -> None:
+        self._inner.max(key, value)
+
+    def set_stamped(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        self._inner.set_stamped(prefix, suffix, value)
+
+    async def commit(self) -> None:
+        rates, rng = self._store.rates, self._store.rng
+        await self._store.delay()
+        draw = rng.random()
+        self._store.commits += 1
+        for name, rate in (
+            ("conflict", rates.conflict),
+            ("too_old", rates.too_old),
+            ("unknown_lost", rates.unknown_lost),
+            ("unknown_applied", rates.unknown_applied),
+        ):
+            if draw < rate:
+                await self._fail(name)
+            draw -= rate
+        await self._inner.commit()
+        await self._store.delay()
+
+    async def _fail(self, name: str) -> None:
+        self._store.injected[name] = self._store.injected.get(name, 0) + 1
+        if name == "conflict":
+            raise Conflict("injected")
+        if name == "too_old":
+            raise TooOld("injected")
+        if name == "unknown_applied":
+            await self._inner.commit()
+        raise UnknownResult(f"injected: {name}")
+
+    def release(self) -> None:
+        self._inner.release()
+
+    @property
+    def stamp(self) -> bytes:
+        return self._inner.stamp
+
+
+class FaultyStore(Store):
+    """Wraps `inner`; `rates` may be changed between operations. `injected` counts what was done."""
+
+    def __init__(self, inner: Store, rates: Rates, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._inner = inner
+        self.rates = rates
+        self.rng = rng
+        self.injected: dict[str, int] = {}
+        self.commits = 0
+
+    def begin(self, urgent: bool = False) -> Transaction:
+        return _FaultyTransaction(self._inner.begin(urgent), self)
+
+    async def delay(self) -> None:
+        if self.rates.latency_s:
+            await asyncio.sleep(self.rng.random() * self.rates.latency_s)
+
+    async def run(
+        self,
+        body: Callable[[Transaction], Awaitable[T]],
+        *,
+        urgent: bool = False,
+        timeout_s: float = 30.0,
+    ) -> T:
+        async def maybe_twice(txn: Transaction) -> T:
+            if self.rng.random() < self.rates.twice:
+                self.injected["twice"] = self.injected.get("twice", 0) + 1
+                rehearsal = self._inner.begin(urgent)
+                try:
+                    await body(rehearsal)
+                except OSError:
+                    pass  # what the rehearsal raised, the real run will too, or it saw another state
+                finally:
+                    rehearsal.release()
+            return await body(txn)
+
+        return await super().run(maybe_twice, urgent=urgent, timeout_s=timeout_s)
+
+    async def read(self, body: Callable[[Snapshot], Awaitable[T]]) -> T:
+        if self.rng.random() < self.rates.twice:
+            await self._inner.read(body)
+        await self.delay()
+        return await self._inner.read(body)
+
+    async def close(self) -> None:
+        await self._inner.close()
