@@ -197,15 +197,29 @@ void FrameReader::unread() {
 
 void SendQueue::push(Type type, uint64_t request_id, Bytes fixed, Bytes var, Bytes payload, uint64_t token,
                      int fd) {
+  push_head(type, request_id, fixed, var, payload.size(), fd);
+  if (!payload.empty()) {
+    push_piece(payload, token);
+  } else if (token != 0) {
+    pieces_.back().token = token;
+  }
+}
+
+void SendQueue::push_piece(Bytes payload, uint64_t token) {
+  pieces_.push_back({payload.data(), 0, payload.size(), token, -1});
+  pending_bytes_ += payload.size();
+}
+
+void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes, int fd) {
   FFS_CHECK(fixed.size() <= wire::kMaxFixedBytes && var.size() <= wire::kMaxVarBytes);
-  FFS_CHECK(payload.size() <= wire::kMaxPayloadBytes);
+  FFS_CHECK(payload_bytes <= wire::kMaxPayloadBytes);
   FrameHeader header{};
   header.magic = wire::kMagic;
   header.version = wire::kProtocolVersion;
   header.type = static_cast<uint8_t>(type);
   header.fixed_bytes = static_cast<uint32_t>(fixed.size());
   header.var_bytes = static_cast<uint32_t>(var.size());
-  header.payload_bytes = static_cast<uint32_t>(payload.size());
+  header.payload_bytes = static_cast<uint32_t>(payload_bytes);
   header.request_id = request_id;
   header.frame_crc = head_crc(header, fixed, var);
 
@@ -216,7 +230,7 @@ void SendQueue::push(Type type, uint64_t request_id, Bytes fixed, Bytes var, Byt
   std::memcpy(arena_.data() + at, &header, kHeaderBytes);
   std::memcpy(arena_.data() + at + kHeaderBytes, fixed.data(), fixed.size());
   if (!var.empty()) std::memcpy(arena_.data() + at + kHeaderBytes + fixed.size(), var.data(), var.size());
-  pending_bytes_ += length + payload.size();
+  pending_bytes_ += length;
 
   // Heads that lie side by side are one piece, unless the earlier or this one has a say of its own.
   const bool joins = pieces_.size() > first_ && pieces_.back().payload == nullptr && pieces_.back().fd < 0 &&
@@ -226,11 +240,6 @@ void SendQueue::push(Type type, uint64_t request_id, Bytes fixed, Bytes var, Byt
     pieces_.back().length += length;
   } else {
     pieces_.push_back({nullptr, at, length, 0, fd});
-  }
-  if (!payload.empty()) {
-    pieces_.push_back({payload.data(), 0, payload.size(), token, -1});
-  } else if (token != 0) {
-    pieces_.back().token = token;
   }
 }
 

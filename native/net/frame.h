@@ -116,6 +116,10 @@ class SendQueue {
     push(type, request_id, Bytes(reinterpret_cast<const uint8_t*>(&fixed), sizeof(T)), var, payload, token, fd);
   }
 
+  // The same in parts: a head that announces payload_bytes, then pieces of that many bytes in all.
+  void push_head(wire::Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes, int fd = -1);
+  void push_piece(Bytes payload, uint64_t token);
+
   bool empty() const { return pending_bytes_ == 0; }
   size_t pending_bytes() const { return pending_bytes_; }
   // The next pieces to send. *fd: a descriptor that must go with them, or -1. A piece with a
