@@ -99,7 +99,11 @@ def _check(manifest: Manifest, where: str) -> None:
         need(all(extent >= 0 for extent in tensor.shape), repr(name), "has a negative extent")
         need(tensor.spec(name).nbytes == tensor.bytes, repr(name), "has a length that contradicts its shape")
         end = tensor.offset + tensor.bytes
-        need(0 <= tensor.offset and end <= manifest.shards[tensor.shard].bytes, repr(name), "lies outside its shard")
+        need(
+            tensor.offset >= 0 and end <= manifest.shards[tensor.shard].bytes,
+            repr(name),
+            "lies outside its shard",
+        )
         need(tensor.framework in ("numpy", "torch"), repr(name), "comes from", repr(tensor.framework))
         need(len(tensor.hash) == 64, repr(name), "has no BLAKE3")
     for alias, kept in manifest.tied.items():

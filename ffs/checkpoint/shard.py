@@ -80,7 +80,9 @@ def plan_shard(specs: Iterable[TensorSpec], metadata: Mapping[str, str] | None =
     spans: list[tuple[TensorSpec, int]] = []
     for spec in ordered:
         if spec.name == "__metadata__":
-            raise InvalidArgument("a tensor can't be named '__metadata__': safetensors keeps that name for itself")
+            raise InvalidArgument(
+                "a tensor can't be named '__metadata__': safetensors keeps that name for itself"
+            )
         if spec.name in header:
             raise InvalidArgument(f"the tensor name {spec.name!r} stands twice in one shard")
         end = offset + spec.nbytes

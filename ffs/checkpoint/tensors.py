@@ -129,7 +129,9 @@ class Destination:
         elif isinstance(tensor, np.ndarray):
             self.buffer = self._into_numpy(tensor)
         else:
-            raise TypeError(f"{spec.name!r}: can load into a numpy array or a torch tensor, not {type(tensor).__name__}")
+            raise TypeError(
+                f"{spec.name!r}: can load into a numpy array or a torch tensor, not {type(tensor).__name__}"
+            )
 
     def finish(self) -> None:
         if self._copy_back is not None:
@@ -179,7 +181,9 @@ def as_tensor(spec: TensorSpec, data: memoryview, framework: Framework) -> Any:
         return torch.frombuffer(data, dtype=dtype).reshape(spec.shape)
     name = NUMPY_NAMES.get(spec.dtype)
     if name is None:
-        raise InvalidArgument(f"{spec.name!r} is {spec.dtype}, which numpy doesn't have: load with framework='torch'")
+        raise InvalidArgument(
+            f"{spec.name!r} is {spec.dtype}, which numpy doesn't have: load with framework='torch'"
+        )
     if not spec.nbytes:
         return np.empty(spec.shape, dtype=name)
     return np.frombuffer(data, dtype=np.dtype(name).newbyteorder("<")).reshape(spec.shape)

@@ -50,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
 def describe_error(error: BaseException) -> str:
     """One line: what was touched, what went wrong, the way out."""
     if isinstance(error, OSError):
-        named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        named = [
+            os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
+        ]
         text = error.strerror or str(error) or type(error).__name__
         where = " -> ".join(named)
         line = text if not where or where in text else f"{where}: {text}"

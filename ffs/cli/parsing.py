@@ -21,7 +21,9 @@ def command(
     commands: Commands, name: str, run: Run, help_line: str, *, json_option: bool = False, **options: Any
 ) -> argparse.ArgumentParser:
     """Adds one command. --cluster and --transport are welcome after its name too."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_line, description=help_line, **options)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=help_line, description=help_line, **options
+    )
     parser.set_defaults(run=run)
     hidden = argparse.SUPPRESS
     parser.add_argument("--cluster", default=hidden, help=hidden)

@@ -78,9 +78,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
-        out = (
-            cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)
-        )
+        out = (cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row))
         return "  ".join(out).rstrip()
 
     return "\n".join(line(row) for row in cells)

@@ -78,7 +78,9 @@ def block_hash(
     InvalidArgument for a parent that isn't 32 bytes or tokens outside u32.
     """
     if len(parent) != KEY_BYTES:
-        raise InvalidArgument(f"the parent is {len(parent)} bytes long: give root_hash() or a block's key (32)")
+        raise InvalidArgument(
+            f"the parent is {len(parent)} bytes long: give root_hash() or a block's key (32)"
+        )
     hasher = blake3.blake3(derive_key_context=_BLOCK)
     hasher.update(_field("parent", parent))
     for name in sorted(extra or ()):
@@ -96,9 +98,7 @@ def _token_bytes(tokens: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
     return array.astype("<u4").tobytes()
 
 
-def hash_tokens(
-    identity: Identity, tokens: Sequence[int] | npt.NDArray[np.integer]
-) -> list[bytes]:
+def hash_tokens(identity: Identity, tokens: Sequence[int] | npt.NDArray[np.integer]) -> list[bytes]:
     """The keys of all whole blocks of a sequence, first to last. A part at the end has no key."""
     array = np.asarray(tokens)
     size = identity.block_tokens
@@ -116,7 +116,9 @@ def key_array(keys: Iterable[bytes] | npt.NDArray[np.uint8]) -> npt.NDArray[np.u
     InvalidArgument names the first key of another length."""
     if isinstance(keys, np.ndarray):
         if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.dtype != np.uint8:
-            raise InvalidArgument(f"keys as an array are uint8 of shape (n, 32), not {keys.dtype} {keys.shape}")
+            raise InvalidArgument(
+                f"keys as an array are uint8 of shape (n, 32), not {keys.dtype} {keys.shape}"
+            )
         return np.ascontiguousarray(keys)
     listed = list(keys)
     for position, key in enumerate(listed):

@@ -50,7 +50,9 @@ def test_same_in_every_process(seed: str) -> None:
     """K10: no builtin hash() in it."""
     code = "from ffs.kv.keys import *; print(hash_tokens(Identity('m', salt='s'), range(64))[-1].hex())"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])}
-    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert out.stdout.strip() == hash_tokens(Identity("m", salt="s"), range(64))[-1].hex()
 
 

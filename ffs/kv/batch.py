@@ -1,0 +1,168 @@
+"""One call's requests on one ring: keep it full, collect what comes back (docs/guides/kv.md).
+
+No Python runs for a block between prepare and completion where blocks lie in Iovs: requests go in and
+completions come out as arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from ffs._native.iov import Iov
+from ffs._native.ring import (
+    CQE_DTYPE,
+    WAIT_NEEDS_CAPABILITY,
+    WAIT_NEEDS_ROUTING,
+    NativeClient,
+    Ring,
+)
+
+from ffs.kv.blocks import PrivateBlocks
+
+ENTRIES = 512
+_STAGING_BYTES = 64 << 20
+_PAGE = 4096
+_LOOK_AGAIN_S = 0.25
+
+Completions = npt.NDArray[np.void]
+
+
+class Upkeep(Protocol):
+    """What a batch asks for while requests wait. Neither may raise; both may block."""
+
+    def refresh_routing(self) -> bool: ...
+
+    def renew_capability(self, native_id: int) -> None: ...
+
+
+class BackgroundUpkeep:
+    """Runs the upkeep of a call in a thread, so that a stopped metadata service holds up only those
+    requests that need it, and these until their deadline. One thread at a time."""
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self._upkeep = upkeep
+        self._thread: threading.Thread | None = None
+
+    def react(self, events: int, capability: int) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if events & WAIT_NEEDS_CAPABILITY:
+            self._start(lambda: self._upkeep.renew_capability(capability))
+        elif events & WAIT_NEEDS_ROUTING:
+            self._start(lambda: self._upkeep.refresh_routing())
+
+    def _start(self, work: Callable[[], object]) -> None:
+        self._thread = threading.Thread(target=work, name="ffs-kv-upkeep", daemon=True)
+        self._thread.start()
+
+
+@dataclass(slots=True)
+class KvRing:
+    """A ring and its staging memory, made when first needed. One thread at a time."""
+
+    ring: Ring
+    staging: Iov | None = None
+
+    @classmethod
+    def make(cls, native: NativeClient) -> KvRing:
+        return cls(Ring(native, ENTRIES))
+
+    def reserve(self, nbytes: int) -> Iov:
+        """Staging of at least `nbytes`. No request may be in flight."""
+        if self.staging is None or len(self.staging) < nbytes:
+            if self.staging is not None:
+                self.staging.close()
+                self.staging = None
+            self.staging = Iov(max(nbytes, _PAGE))
+        return self.staging
+
+    def close(self) -> None:
+        """Blocks until no server can touch the staging any more."""
+        self.ring.close()
+        if self.staging is not None:
+            self.staging.close()
+            self.staging = None
+
+
+class Batch:
+    """Sends entries whose `userdata` is their position, and hands out completions by position."""
+
+    def __init__(self, kv_ring: KvRing, upkeep: BackgroundUpkeep, capability: int) -> None:
+        self._kv = kv_ring
+        self._upkeep = upkeep
+        self._capability = capability
+
+    def run(self, entries: npt.NDArray[np.void]) -> Completions:
+        """All of them; the completion of each at its position."""
+        out = np.zeros(len(entries), dtype=CQE_DTYPE)
+        sent = done = 0
+        while done < len(entries):
+            if sent < len(entries):
+                sent += self._kv.ring.prepare(entries[sent:])
+            done += self._collect(out)
+        return out
+
+    def run_staged(
+        self, entries: npt.NDArray[np.void], blocks: PrivateBlocks, block_bytes: int, *, writing: bool
+    ) -> Completions:
+        """The same with the blocks copied through staging memory, as many in flight as fit there."""
+        stride = -(-block_bytes // _PAGE) * _PAGE
+        places = max(1, min(len(entries), ENTRIES, _STAGING_BYTES // stride))
+        staging = self._kv.reserve(places * stride)
+        memory = np.frombuffer(staging.buffer(), dtype=np.uint8)
+        out = np.zeros(len(entries), dtype=CQE_DTYPE)
+        place_of = np.zeros(len(entries), dtype=np.int64)
+        free = list(range(places))
+        sent = done = 0
+        try:
+            while done < len(entries):
+                begin = sent
+                while free and sent < len(entries):
+                    place = free.pop()
+                    place_of[sent] = place
+                    if writing:
+                        view = blocks.views[sent]
+                        memory[place * stride : place * stride + len(view)] = np.frombuffer(
+                            view, dtype=np.uint8
+                        )
+                    sent += 1
+                if sent > begin:
+                    entries["iov"][begin:sent] = staging.handle
+                    entries["iov_offset"][begin:sent] = place_of[begin:sent] * stride
+                    self._prepare_all(entries[begin:sent])
+                for position in self._positions(out):
+                    done += 1
+                    place = int(place_of[position])
+                    moved = int(out["result"][position])
+                    if not writing and moved > 0:
+                        target = np.frombuffer(blocks.views[position], dtype=np.uint8)
+                        target[:moved] = memory[place * stride : place * stride + moved]
+                    free.append(place)
+        finally:
+            del memory  # an exported view would keep the Iov from being closed
+        return out
+
+    def _prepare_all(self, entries: npt.NDArray[np.void]) -> None:
+        taken = self._kv.ring.prepare(entries)
+        if taken != len(entries):
+            raise AssertionError(
+                f"a ring of {ENTRIES} entries took {taken} of {len(entries)} while it had room"
+            )
+
+    def _collect(self, out: Completions) -> int:
+        return len(self._positions(out))
+
+    def _positions(self, out: Completions) -> list[int]:
+        """Waits for completions, stores them, and returns their positions."""
+        completions, events = self._kv.ring.wait(1, _LOOK_AGAIN_S)
+        if events:
+            self._upkeep.react(events, self._capability)
+        positions = completions["userdata"].astype(np.int64)
+        out[positions] = completions
+        result: list[int] = positions.tolist()
+        return result
