@@ -1,0 +1,1 @@
+"""The client: `Client`, files, namespace calls. `import ffs` offers all of it. docs/client.md."""

@@ -1,0 +1,113 @@
+"""Requests to the metadata services, carried through lost connections. docs/client.md, Retries.
+
+Thread-safe; each call blocks its thread until there is an answer or the policy gives up.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TypeVar
+
+from ffs.client.connection import ConnectionPool
+from ffs.client.retry import Attempt, Kind, Next, Policy, decide, kind_of
+from ffs.errors import FfsError, OutcomeUnknown, ProtocolError
+from ffs.proto.common import ErrorReply, Message, to_error
+from ffs.rpc.codec import encode_message
+
+M = TypeVar("M", bound=Message)
+
+ONCE = Policy(deadline_s=0.0)
+"""No retry: the first failure is raised."""
+
+
+class Caller:
+    """Sends messages by a pool of connections, under a retry policy."""
+
+    def __init__(self, pool: ConnectionPool, policy: Policy) -> None:
+        self.pool = pool
+        self.policy = policy
+
+    def call(
+        self, request: Message, reply: type[M], *, mutation: bool = False, policy: Policy | None = None
+    ) -> M:
+        """Send `request` until answered and return the reply, which must be a `reply`.
+
+        A mutation must carry its slot and sequence: it may be sent several times. Raises the error
+        that the service answers; Unreachable or ConnectionLost after the policy's deadline, and
+        OutcomeUnknown instead if a mutation may have been carried out.
+        """
+        body = encode_message(request)
+        progress: _Progress | None = None
+        while True:
+            try:
+                message = self._attempt(body)
+            except (FfsError, _Refused) as failure:
+                if progress is None:
+                    progress = _Progress(policy or self.policy, mutation, len(self.pool.servers))
+                if isinstance(failure, _Refused):
+                    progress.after(failure.error, self.pool, failure.retry_after_s)
+                else:
+                    progress.after(failure, self.pool)
+            else:
+                if type(message) is not reply:
+                    raise ProtocolError(f"{type(request).__name__} is answered by {type(message).__name__}")
+                return message
+
+    def _attempt(self, body: bytes) -> Message:
+        pool = self.pool
+        connection = pool.take()
+        try:
+            message = connection.call(body)
+        except BaseException:
+            connection.close()
+            raise
+        pool.give(connection)
+        if type(message) is ErrorReply:
+            raise _Refused(to_error(message), message.retry_after_ms / 1000)
+        return message
+
+
+class _Refused(Exception):
+    """The service answered with an error."""
+
+    def __init__(self, error: FfsError, retry_after_s: float) -> None:
+        self.error = error
+        self.retry_after_s = retry_after_s
+
+
+class _Progress:
+    """The failed attempts of one request."""
+
+    def __init__(self, policy: Policy, mutation: bool, servers: int) -> None:
+        self._policy = policy
+        self._mutation = mutation
+        self._servers = servers
+        self._began = time.monotonic()
+        self._number = 0
+        self._lost = False
+
+    def after(self, error: FfsError, pool: ConnectionPool, retry_after_s: float = 0.0) -> None:
+        """Wait and turn to another server as decided, or raise."""
+        attempt = Attempt(
+            kind=kind_of(error),
+            number=self._number,
+            elapsed_s=time.monotonic() - self._began,
+            servers=self._servers,
+            lost_before=self._lost,
+            mutation=self._mutation,
+            retry_after_s=retry_after_s,
+        )
+        decision = decide(self._policy, attempt, random.random())
+        if decision.next is Next.RAISE:
+            raise error from error.__cause__
+        if decision.next is Next.RAISE_UNKNOWN:
+            raise OutcomeUnknown(
+                f"no answer in {self._policy.deadline_s:g} s; the request may have been carried out: {error}"
+            ) from error
+        self._number += 1
+        self._lost = self._lost or attempt.kind is Kind.LOST
+        if decision.next is Next.ELSEWHERE:
+            pool.turn_away_from(pool.preferred)
+        if decision.delay_s:
+            time.sleep(decision.delay_s)

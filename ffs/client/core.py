@@ -1,0 +1,190 @@
+"""What a client is in one process: connections, routing, session. docs/client.md, Fork.
+
+A `Client` holds one core and gets a fresh one in a child of fork. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ffs.client.address import ClusterAddress
+from ffs.client.caller import Caller
+from ffs.client.connection import ConnectionOptions, ConnectionPool
+from ffs.client.retry import Policy
+from ffs.client.routing import Routing
+from ffs.client.session import Renewer, Session, open_session
+from ffs.errors import Fenced, FfsError, ShutDown, Unreachable
+from ffs.proto import meta
+from ffs.proto.common import Creds, Message
+from ffs.rpc.address import format_address
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How a client behaves. The same for all processes that a client or file is pickled to."""
+
+    transport: str = "auto"
+    """How data travels: "auto" (local where both ends share a host, else tcp), "tcp" or "local"."""
+    secret: bytes | None = field(default=None, repr=False)
+    """The cluster secret, where the cluster has one."""
+    connect_timeout_s: float = 3.0
+    """Of one connection to a metadata service."""
+    request_timeout_s: float = 30.0
+    """After which a request that finds no answer raises; it is retried until then."""
+    session_ttl_ms: int = 30_000
+    """How long a session lives without renewal, 1 s to 10 min."""
+    checksum: bool = True
+    """Whether data is checked from end to end."""
+
+
+class Core:
+    """Connections, routing and session of one client in one process."""
+
+    def __init__(self, address: ClusterAddress, options: ClientOptions) -> None:
+        """Makes no connection."""
+        self.options = options
+        label = f"{socket.gethostname()} {os.path.basename(sys.argv[0] or 'python')} {os.getpid()}"
+        self._label = label
+        self.pool = ConnectionPool(
+            address.servers,
+            ConnectionOptions(
+                cluster=address.cluster,
+                secret=options.secret,
+                name=label,
+                connect_timeout_s=options.connect_timeout_s,
+            ),
+        )
+        self.caller = Caller(self.pool, Policy(deadline_s=options.request_timeout_s))
+        self.routing = Routing(self.caller)
+        self.creds = Creds(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+        self.umask = _read_umask()
+        self.closed = False
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._renewer: Renewer | None = None
+
+    def greet(self) -> bytes:
+        """Connect to some metadata service and return the cluster's id. Blocking.
+
+        Each service is tried once. Raises Unreachable that names all of them, or what a service
+        that answered refused us with (WrongCluster, Unauthenticated, VersionMismatch).
+        """
+        failures: list[str] = []
+        for _ in self.pool.servers:
+            try:
+                connection = self.pool.take()
+            except Unreachable as error:
+                failures.append(error.message)
+                self.pool.turn_away_from(self.pool.preferred)
+            except FfsError as error:
+                if len(self.pool.servers) == 1 or isinstance(error, PermissionError):
+                    raise
+                failures.append(f"{format_address(self.pool.preferred)}: {error.message}")
+                self.pool.turn_away_from(self.pool.preferred)
+            else:
+                self.pool.give(connection)
+                return connection.hello.cluster
+        raise Unreachable(
+            "; ".join(failures) + ". Is the cluster up (`ffs up`), and the address right (FFS_CLUSTER)?"
+        )
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def ask(self, request: meta.Request, reply: type[M]) -> M:
+        """Carry out a request that changes nothing. Blocking; raises as Caller.call."""
+        if self.closed:
+            raise ShutDown(_CLOSED)
+        request.creds = self.creds
+        return self.caller.call(request, reply)
+
+    def change(self, request: meta.Request, reply: type[M]) -> M:
+        """Carry out a mutation that no open file is part of, under a new session if ours is over."""
+        return self.change_under_session(request, reply)[1]
+
+    def change_under_session(self, request: meta.Request, reply: type[M]) -> tuple[Session, M]:
+        """`change`, with the session under which it was done."""
+        for _ in range(3):
+            session = self.session()
+            try:
+                return session, session.call(request, reply)
+            except Fenced:
+                continue
+        session = self.session()
+        return session, session.call(request, reply)
+
+    def session(self) -> Session:
+        """The session, opened on first use and when the last is over. Blocking then."""
+        session = self._session
+        if session is not None and not session.over:
+            return session
+        with self._lock:
+            if self.closed:
+                raise ShutDown(_CLOSED)
+            if self._session is None or self._session.over:
+                old, self._session = self._session, None
+                if self._renewer is not None:
+                    self._renewer.stop()
+                if old is not None:
+                    old.close()
+                self._session = open_session(
+                    self.caller,
+                    self.routing,
+                    self.creds,
+                    self._label,
+                    self.options.session_ttl_ms,
+                    self._native_options(),
+                )
+                self._renewer = Renewer(self._session)
+                self._renewer.start()
+            return self._session
+
+    def _native_options(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "transport": options.transport,
+            "request_timeout_ms": int(options.request_timeout_s * 1000),
+            "checksum": options.checksum,
+        }
+
+    # --- ending -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session and close the connections. Repeatable. Blocking, bounded."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self._renewer is not None:
+                self._renewer.stop()
+            if self._session is not None:
+                self._session.close()
+            self.pool.close()
+
+    def abandon(self) -> None:
+        """In a child of fork: let go of the parent's descriptors without a word to any server."""
+        self.closed = True
+        if self._session is not None:
+            self._session.abandon()
+        self.pool.abandon()
+
+
+_CLOSED = "the client is closed; connect again"
+
+
+def _read_umask() -> int:
+    """This process's umask, without changing it (os.umask would, for all threads)."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    except OSError:
+        pass
+    return 0o022

@@ -1,0 +1,414 @@
+"""File objects: a raw file of io, and the usual layers over it. docs/client.md, Files.
+
+`File` is an io.RawIOBase. `ffs.open` puts one of the four layers below over it, which are io's own
+with three things added: `fsync()`, a flush that publishes the length, and, for atomic files, an
+exception inside `with` that publishes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ffs import errors
+from ffs.client.attributes import stat_result
+from ffs.client.handle import OpenFile
+from ffs.client.paths import encode_path
+from ffs.layout import MAX_FILE_BYTES, Placement
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from ffs.client.client import Client
+
+READ_BUFFER_BYTES = 256 * 1024
+"""Of a BufferedReader: what a small read fetches at least."""
+
+WRITE_BUFFER_BYTES = 1024 * 1024
+"""Of a BufferedWriter, at least; a chunk where that is larger."""
+
+
+class File(io.RawIOBase):
+    """A raw file. Methods of the position aren't atomic against each other but for each by itself;
+    `pread` and `pwrite` may be called from many threads at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        handle: OpenFile,
+        mode: str,
+        *,
+        publish_as: str | None = None,
+        replace: bool = True,
+    ) -> None:
+        """Made by `ffs.open`. `publish_as`: the path that an unnamed file gets at close."""
+        super().__init__()
+        self.client = client
+        self.name = handle.path
+        self.mode = mode
+        self._open_file = handle
+        self._reads = "r" in mode or "+" in mode
+        self._appends = "a" in mode
+        self._publish_as = publish_as
+        self._replace = replace
+        self._position = handle.length if self._appends else 0
+        self._position_lock = threading.Lock()
+        self._failure: OSError | None = None
+        self._discarded = False
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"mode={self.mode!r}"
+        return f"<ffs.File name={self.name!r} {state}>"
+
+    # --- what it is -------------------------------------------------------------------------
+
+    def readable(self) -> bool:
+        self._check_open()
+        return self._reads
+
+    def writable(self) -> bool:
+        self._check_open()
+        return self._open_file.writing
+
+    def seekable(self) -> bool:
+        self._check_open()
+        return True
+
+    def fileno(self) -> int:
+        """There is no descriptor: always UnsupportedOperation."""
+        raise errors.Unsupported("a file of ffs has no file descriptor", self.name)
+
+    def isatty(self) -> bool:
+        self._check_open()
+        return False
+
+    @property
+    def inode(self) -> int:
+        """The inode id: the space of the file's chunks."""
+        return self._open_file.ino
+
+    @property
+    def placement(self) -> Placement:
+        """Layout and chains: `placement.layout.chunk_size`, `placement.chain_of_index(i)`. May block."""
+        return self._open_file.placement
+
+    @property
+    def capability(self) -> int:
+        """Native's id of the capability under which this process uses the file. May block."""
+        return self._open_file.capability
+
+    @property
+    def epoch(self) -> int:
+        """The truncate epoch under which this file writes."""
+        return self._open_file.epoch
+
+    @property
+    def size(self) -> int:
+        """The length as far as is known here, in bytes; `stat` asks."""
+        return self._open_file.length
+
+    def stat(self) -> os.stat_result:
+        """As os.fstat; the size includes what was written here and isn't published. Blocking."""
+        self._check_open()
+        attributes = self._open_file.look()
+        attributes.length = self._open_file.length
+        return stat_result(attributes, self.client.device)
+
+    # --- position ---------------------------------------------------------------------------
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """As of io. SEEK_END asks the service for the length. Beyond the end is allowed."""
+        self._check_open()
+        with self._position_lock:
+            if whence == os.SEEK_SET:
+                target = offset
+            elif whence == os.SEEK_CUR:
+                target = self._position + offset
+            elif whence == os.SEEK_END:
+                self._open_file.look()
+                target = self._open_file.length + offset
+            else:
+                raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
+            if target < 0:
+                raise errors.InvalidArgument(f"seek to {target}, before the beginning of the file", self.name)
+            if target > MAX_FILE_BYTES:
+                raise errors.InvalidArgument(f"seek to {target}, a file ends at {MAX_FILE_BYTES}", self.name)
+            self._position = target
+        return target
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill `buffer`, over all chunks that it takes; 0 at the end. Blocking."""
+        self._check_readable()
+        out = _writable_bytes(buffer)
+        with self._position_lock:
+            count = self._open_file.read_at(self._position, out) if len(out) else 0
+            self._position += count
+        return count
+
+    def readall(self) -> bytes:
+        """All from the position to the end. Blocking."""
+        self._check_readable()
+        with self._position_lock:
+            whole = self._read_from(self._position, None)
+            self._position += len(whole)
+        return whole
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of io.RawIOBase: at most `size` bytes; all that is left for -1."""
+        if size is None or size < 0:
+            return self.readall()
+        self._check_readable()
+        with self._position_lock:
+            data = self._read_from(self._position, size)
+            self._position += len(data)
+        return data
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """As os.pread: at most `size` bytes from `offset`; fewer only at the end. Blocking."""
+        self._check_readable()
+        _check_offset(offset, self.name)
+        return self._read_from(offset, size)
+
+    def pread_into(self, buffer: WriteableBuffer, offset: int) -> int:
+        """Fill `buffer` from `offset`; returns the bytes read, fewer only at the end. Blocking."""
+        self._check_readable()
+        _check_offset(offset, self.name)
+        out = _writable_bytes(buffer)
+        done = 0
+        while done < len(out):
+            count = self._open_file.read_at(offset + done, out[done:])
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def preadv(self, buffers: Sequence[WriteableBuffer], offset: int) -> int:
+        """As os.preadv: fill the buffers in order from `offset`. Blocking."""
+        done = 0
+        for buffer in buffers:
+            count = self.pread_into(buffer, offset + done)
+            done += count
+            if count < memoryview(buffer).nbytes:
+                break
+        return done
+
+    def _read_from(self, offset: int, size: int | None) -> bytes:
+        """`size` bytes (None: to the end), fewer only at the end."""
+        handle = self._open_file
+        if offset >= handle.length:
+            handle.look()
+        left = max(handle.length - offset, 0)
+        whole = bytearray(left if size is None else min(left, size))
+        done = self.pread_into(whole, offset) if whole else 0
+        if done < len(whole):
+            del whole[done:]  # truncated meanwhile
+        elif size is None and done:
+            more = bytearray(READ_BUFFER_BYTES)
+            while count := handle.read_at(offset + len(whole), _writable_bytes(more)):
+                whole += memoryview(more)[:count]  # appended meanwhile
+        return bytes(whole)
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of `data`, over all chunks that it touches; durable when it returns. Blocking.
+
+        The length becomes visible to others at flush, fsync or close.
+        """
+        self._check_writable()
+        whole = _readable_bytes(data)
+        if self._discarded or len(whole) == 0:
+            return len(whole)
+        with self._position_lock:
+            offset = self._open_file.reserve(len(whole)) if self._appends else self._position
+            self._write_at(offset, whole)
+            self._position = offset + len(whole)
+        return len(whole)
+
+    def pwrite(self, data: ReadableBuffer, offset: int) -> int:
+        """As os.pwrite: all of `data` at `offset`. Blocking."""
+        self._check_writable()
+        _check_offset(offset, self.name)
+        if self._appends:
+            raise errors.Unsupported("a file that is open for appending writes at its end only", self.name)
+        whole = _readable_bytes(data)
+        if len(whole) and not self._discarded:
+            self._write_at(offset, whole)
+        return len(whole)
+
+    def _write_at(self, offset: int, whole: NDArray[np.uint8]) -> None:
+        if offset + len(whole) > MAX_FILE_BYTES:
+            raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes", self.name)
+        try:
+            self._open_file.write_at(offset, whole)
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def note_written(self, end: int, epoch: int | None = None) -> None:
+        """Ring requests have written up to byte `end`: the next flush publishes it."""
+        self._open_file.note_written(end, self._open_file.epoch if epoch is None else epoch)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the length (None: the position), published at once. The position stays. Blocking."""
+        self._check_writable()
+        length = self._position if size is None else size
+        if length < 0:
+            raise errors.InvalidArgument(f"length {length} is negative", self.name)
+        if not self._discarded:
+            self._open_file.truncate(length)
+        return length
+
+    def flush(self) -> None:
+        """Publish the length of what was written. Blocking if there is something to publish."""
+        super().flush()
+        if not self._discarded:
+            self._open_file.report()
+
+    def fsync(self) -> None:
+        """As flush: what was written is durable already, and its length is when this returns."""
+        self._check_open()
+        self.flush()
+
+    # --- ending -----------------------------------------------------------------------------
+
+    def discard(self) -> None:
+        """Close without publishing an atomic file; what is still in buffers goes nowhere. Other files
+        are closed as by `close`."""
+        if self._publish_as is not None:
+            self._discarded = True
+        self.close()
+
+    def close(self) -> None:
+        """Publish (length, and the name of an atomic file) and close. Repeatable. Blocking.
+
+        It is closed also when this raises: then what wasn't published before isn't.
+        """
+        if self.closed:
+            return
+        try:
+            self._finish()
+        finally:
+            self._discarded = True
+            super().close()
+
+    def _finish(self) -> None:
+        handle = self._open_file
+        try:
+            if self._publish_as is not None and not self._discarded and os.getpid() == self._pid:
+                if self._failure is not None:
+                    raise errors.error_of(
+                        self._failure.errno or 0,
+                        f"nothing was published, since a write failed: {self._failure.strerror}",
+                        self._publish_as,
+                    )
+                handle.publish(encode_path(self._publish_as), replace=self._replace)
+        finally:
+            handle.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open_file", None) is None or self.closed:
+            return
+        self._dealloc_warn(self)
+        self.discard()
+
+    def _dealloc_warn(self, source: object) -> None:
+        """Called by io's layers too when they are dropped without a close."""
+        if not self.closed and os.getpid() == self._pid:
+            warnings.warn(f"unclosed file {source!r}", ResourceWarning, stacklevel=2, source=source)
+
+    def after_fork_in_child(self) -> None:
+        """Locks may be held by threads that don't exist here."""
+        self._position_lock = threading.Lock()
+        self._open_file.after_fork_in_child()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self._check_open()
+        if self._open_file.writing:
+            raise TypeError(f"cannot pickle {self!r}: it is open for writing")
+        return reopen, (
+            self.client,
+            self.name,
+            self._open_file.ino,
+            "rb",
+            0,
+            None,
+            None,
+            None,
+            self._position,
+        )
+
+    # --- checks -----------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+
+    def _check_readable(self) -> None:
+        self._check_open()
+        if not self._reads:
+            raise errors.Unsupported("not open for reading", self.name)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if not self._open_file.writing:
+            raise errors.Unsupported("not open for writing", self.name)
+
+
+def _writable_bytes(buffer: WriteableBuffer) -> NDArray[np.uint8]:
+    view = memoryview(buffer)
+    if view.readonly:
+        raise TypeError("readinto() needs a writable buffer")
+    return np.frombuffer(view.cast("B"), dtype=np.uint8) if view.nbytes else np.zeros(0, np.uint8)
+
+
+def _readable_bytes(buffer: ReadableBuffer) -> NDArray[np.uint8]:
+    view = memoryview(buffer)
+    return np.frombuffer(view.cast("B"), dtype=np.uint8) if view.nbytes else np.zeros(0, np.uint8)
+
+
+def _check_offset(offset: int, name: str) -> None:
+    if offset < 0:
+        raise errors.InvalidArgument(f"offset {offset} is negative", name)
+
+
+def reopen(
+    client: Client,
+    path: str,
+    ino: int,
+    mode: str,
+    buffering: int,
+    encoding: str | None,
+    errors_: str | None,
+    newline: str | None,
+    position: int,
+) -> Any:
+    """Make again a file that was open for reading, in the process that unpickles it."""
+    from ffs.client.opening import open_file
+
+    file = open_file(client, path, mode, buffering, encoding, errors_, newline, ino=ino)
+    file.seek(position)
+    return file

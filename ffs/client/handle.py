@@ -1,0 +1,307 @@
+"""An open file below the io layers: positional reads and writes, lengths, epochs. docs/client.md, Files.
+
+It keeps what an open gave (layout, capability, write session) and makes it anew where that can't
+be used any more: in a child of fork, and, for files open for reading, under a new session. A file
+that was truncated elsewhere (StaleEpoch) is looked at again and the request repeated.
+
+Thread-safe: reads and writes go on in parallel; only the lengths are under a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ffs.client.core import Core
+from ffs.client.session import Session
+from ffs.errors import CapabilityExpired, Fenced, FfsError, Overloaded, StaleEpoch
+from ffs.layout import Layout, Placement
+from ffs.proto import meta
+from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
+
+if TYPE_CHECKING:
+    from ffs.client.transfer import Extent
+
+R = TypeVar("R")
+Bytes = NDArray[np.uint8]
+
+_MAX_TURNS = 16
+"""How often one request starts again because the file changed under it."""
+
+
+class OpenFile:
+    """One open of one file. `core` gives the core of the calling process."""
+
+    def __init__(self, core: Callable[[], Core], path: str, flags: int) -> None:
+        self._core = core
+        self.path = path
+        self.flags = flags
+        self.writing = bool(flags & meta.OPEN_WRITE)
+        self.ino = 0
+        self.epoch = 0
+        self.length = 0
+        """As far as is known here: at open, at the last look, and what was written here."""
+        self.layout: Layout | None = None
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._session_core: Core | None = None
+        self._handle = 0
+        self._unreported_end = 0
+        self._grant: tuple[bytes, int] = (b"", 0)
+        self._native_id = 0
+        self._placement: Placement | None = None
+
+    # --- opening ----------------------------------------------------------------------------
+
+    def open(self, request: meta.Open) -> meta.Opened:
+        """Send the open and take what it gives. Blocking; raises as Caller.call."""
+        core = self._core()
+        for _ in range(3):
+            try:
+                return self._open_under(core, core.session(), request)
+            except Fenced:
+                continue
+        return self._open_under(core, core.session(), request)
+
+    def _open_under(self, core: Core, session: Session, request: meta.Open) -> meta.Opened:
+        if request.flags & ~meta.OPEN_NOFOLLOW == meta.OPEN_READ:
+            request.client = session.client_id
+            opened = core.ask(request, meta.Opened)
+        else:
+            opened = session.call(request, meta.Opened)
+        self.adopt(core, session, opened)
+        return opened
+
+    def adopt(self, core: Core, session: Session, opened: meta.Opened) -> None:
+        """Take what an open under `session` gave."""
+        self._session_core = core
+        self._session = session
+        self.ino = opened.ino
+        self._handle = opened.handle
+        self.epoch = opened.attributes.epoch
+        self.layout = opened.attributes.layout
+        self.length = opened.attributes.length
+        self._grant = (opened.capability, opened.capability_expiry_ms)
+        self._native_id = 0
+
+    def _live(self) -> Session:
+        """The session under which this file is open in this process, opening it again if need be."""
+        core = self._core()
+        session = self._session
+        if session is not None and self._session_core is core and not session.over:
+            return session
+        with self._lock:
+            return self._open_again(core)
+
+    def _open_again(self, core: Core) -> Session:
+        if self._session_core is core and self.writing:
+            raise Fenced(
+                "the client session in which this file was opened for writing is over;"
+                " what was written since the last flush may lack its length. Open it again",
+                self.path,
+            )
+        again = self.flags & (meta.OPEN_READ | meta.OPEN_WRITE | meta.OPEN_APPEND)
+        end = self._unreported_end if self._session_core is core else 0
+        opened = self.open(meta.Open(ino=self.ino, flags=again))
+        self._unreported_end = end
+        self.length = max(opened.attributes.length, end)
+        if self._session is None:
+            raise Fenced("the client session is over", self.path)
+        return self._session
+
+    # --- what rings need --------------------------------------------------------------------
+
+    @property
+    def placement(self) -> Placement:
+        """Which chain has which chunk. May fetch routing."""
+        placement = self._placement
+        if placement is None:
+            if self.layout is None:
+                raise FfsError("the metadata service gave no layout for this file", self.path)
+            placement = self._placement = self._core().routing.placement(self.layout)
+        return placement
+
+    @property
+    def capability(self) -> int:
+        """The native id of the capability under which this file is used in this process."""
+        return self._capability(self._live())
+
+    def _capability(self, session: Session) -> int:
+        native_id = self._native_id
+        if native_id == 0:
+            with self._lock:
+                if self._native_id == 0:
+                    rights = RIGHT_READ if self.flags & meta.OPEN_READ else 0
+                    rights |= RIGHT_WRITE if self.writing else 0
+                    self._native_id = session.add_capability(self.ino, self._handle, rights, *self._grant)
+                native_id = self._native_id
+        return native_id
+
+    def _extent(self, session: Session) -> Extent:
+        from ffs.client.transfer import Extent
+
+        return Extent(self.ino, self.placement, self._capability(session), self.epoch)
+
+    # --- data -------------------------------------------------------------------------------
+
+    def read_at(self, offset: int, out: Bytes) -> int:
+        """Fill `out` from `offset`; returns the bytes read: fewer at the end of the file, 0 beyond it.
+
+        The end is asked of the service before 0 is returned. Blocking.
+        """
+        from ffs.client import transfer
+
+        for _ in range(_MAX_TURNS):
+            if offset >= self.length:
+                self.look()
+            size = min(len(out), self.length - offset)
+            if size <= 0:
+                return 0
+            session = self._live()
+            try:
+                transfer.read(session.rings, session, self._extent(session), offset, out[:size])
+                return size
+            except FfsError as error:
+                self._mend(error, session)
+        raise Overloaded("the file is truncated faster than it can be read", self.path)
+
+    def write_at(self, offset: int, data: Bytes) -> None:
+        """Write all of `data` at `offset`; durable on every replica when it returns. Blocking."""
+        from ffs.client import transfer
+
+        for _ in range(_MAX_TURNS):
+            session = self._live()
+            extent = self._extent(session)
+            try:
+                transfer.write(session.rings, session, extent, offset, data)
+            except FfsError as error:
+                self._mend(error, session)
+                continue
+            self.note_written(offset + len(data), extent.epoch)
+            return
+        raise Overloaded("the file is truncated faster than it can be written", self.path)
+
+    def note_written(self, end: int, epoch: int) -> None:
+        """Data up to byte `end` was written under `epoch`: to be reported at the next flush."""
+        with self._lock:
+            if epoch == self.epoch:
+                self._unreported_end = max(self._unreported_end, end)
+                self.length = max(self.length, end)
+
+    def reserve(self, length: int) -> int:
+        """Reserve `length` bytes at the end for one append; returns their offset. Blocking."""
+        session = self._live()
+        reply = session.call(meta.Append(ino=self.ino, handle=self._handle, length=length), meta.AppendReply)
+        if reply.epoch != self.epoch:
+            self._take_epoch(session)
+        return reply.offset
+
+    def _mend(self, error: FfsError, session: Session) -> None:
+        """Put right what made a transfer fail, or raise the error with the file's name."""
+        if isinstance(error, StaleEpoch):
+            self._take_epoch(session)
+        elif isinstance(error, CapabilityExpired):
+            session.renew_capability(self._capability(session))
+        elif isinstance(error, Fenced):
+            session.over = True
+        else:
+            if error.filename is None:
+                error.filename = self.path
+            raise error
+
+    def _take_epoch(self, session: Session) -> None:
+        """The file was truncated elsewhere: learn its epoch and length. What was written before and
+        isn't reported has been cut, or lies below the new length."""
+        epoch = session.renew_capability(self._capability(session))
+        with self._lock:
+            if epoch != self.epoch:
+                self.epoch = epoch
+                self._unreported_end = 0
+        self.look()
+
+    # --- lengths ----------------------------------------------------------------------------
+
+    def look(self) -> meta.Attributes:
+        """Ask for the attributes and take the length. Blocking."""
+        attributes = self._core().ask(meta.Stat(ino=self.ino), meta.StatReply).attributes
+        with self._lock:
+            self.length = max(attributes.length, self._unreported_end)
+        return attributes
+
+    def report(self) -> None:
+        """Publish the length of what was written. On return, who opens the file sees it. Blocking."""
+        end = self._unreported_end
+        if end == 0 or not self.writing:
+            return
+        session = self._live()
+        request = meta.Fsync(ino=self.ino, handle=self._handle, epoch=self.epoch, length=end)
+        reply = session.call(request, meta.LengthReply)
+        if not reply.merged:
+            self._take_epoch(session)
+            return
+        with self._lock:
+            if self._unreported_end == end:
+                self._unreported_end = 0
+            self.length = max(reply.length, self._unreported_end)
+
+    def truncate(self, length: int) -> None:
+        """Set the length; what lies beyond is gone, what is added reads as zeros. Blocking."""
+        session = self._live()
+        request = meta.Truncate(ino=self.ino, handle=self._handle, length=length)
+        reply = session.call(request, meta.TruncateReply)
+        with self._lock:
+            self.epoch = reply.epoch
+            self.length = reply.length
+            self._unreported_end = 0
+            if reply.capability:
+                self._grant = (reply.capability, reply.capability_expiry_ms)
+        if reply.capability and self._native_id:
+            session.replace_capability(self._native_id, reply.capability, reply.capability_expiry_ms)
+
+    # --- ending -----------------------------------------------------------------------------
+
+    def publish(self, target: bytes, *, replace: bool) -> None:
+        """Give an unnamed file (OPEN_TMPFILE) its name, in one transaction. Blocking."""
+        self.report()
+        request = meta.Link(ino=self.ino, handle=self._handle, target=target, replace=replace)
+        self._live().call(request, meta.StatReply)
+
+    def close(self) -> None:
+        """End the write session, if any, publishing the length. Blocking then."""
+        session, core = self._session, self._session_core
+        handle, self._handle = self._handle, 0
+        if session is None or core is not self._core_or_none():
+            return  # opened in the parent of this process, which closes it
+        try:
+            if handle:
+                self._end(session, handle)
+        finally:
+            if self._native_id:
+                session.drop_capability(self._native_id)
+                self._native_id = 0
+
+    def _end(self, session: Session, handle: int) -> None:
+        end = self._unreported_end
+        request = meta.Close(ino=self.ino, handle=handle, epoch=self.epoch, length=end, written=end > 0)
+        try:
+            session.call(request, meta.LengthReply)
+        except Fenced as error:
+            if end:
+                raise Fenced(
+                    "the client session was over before this file was closed: its chunks tell its length",
+                    self.path,
+                ) from error
+
+    def after_fork_in_child(self) -> None:
+        """The lock may be held by a thread that doesn't exist here."""
+        self._lock = threading.Lock()
+
+    def _core_or_none(self) -> Core | None:
+        try:
+            return self._core()
+        except FfsError:
+            return None

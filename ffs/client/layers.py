@@ -1,0 +1,129 @@
+"""The layers over `File`: io's buffered and text layers, with what ffs adds. docs/client.md, Files."""
+
+from __future__ import annotations
+
+import io
+from types import TracebackType
+from typing import Any
+
+from ffs.client.file import File, reopen
+
+
+class _Layer:
+    """What all layers add. Mixed in before io's class."""
+
+    _closing = False
+
+    @property
+    def raw_file(self) -> File:
+        """The raw file at the bottom: its inode, placement, pread and pwrite."""
+        raise NotImplementedError
+
+    def fsync(self) -> None:
+        """Flush; then data and length are durable and seen by all who open the file. Blocking."""
+        self.flush()  # type: ignore[attr-defined]
+
+    def discard(self) -> None:
+        """Close without publishing an atomic file; other files are closed as by `close`."""
+        raw = self.raw_file
+        if raw._publish_as is not None:
+            raw._discarded = True
+        self.close()
+
+    def close(self) -> None:
+        """Flush, publish and close. It is closed also when this raises."""
+        self._closing = True  # the raw file's own close publishes: flush needn't
+        super().close()  # type: ignore[misc]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        # Dropped without a close: as io does, but an atomic file isn't published by accident.
+        try:
+            unclosed = not self.closed  # type: ignore[attr-defined]
+        except (AttributeError, ValueError):
+            return  # never made, or detached
+        if unclosed:
+            raw = self.raw_file
+            raw._dealloc_warn(self)
+            self.discard()
+
+
+class FileReader(_Layer, io.BufferedReader):
+    """`ffs.open(path, "rb")`."""
+
+    @property
+    def raw_file(self) -> File:
+        return self.raw  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        raw = self.raw_file
+        raw._check_open()
+        return reopen, (raw.client, raw.name, raw.inode, "rb", -1, None, None, None, self.tell())
+
+
+class FileWriter(_Layer, io.BufferedWriter):
+    """`ffs.open(path, "wb")`, "ab", "xb"."""
+
+    @property
+    def raw_file(self) -> File:
+        return self.raw  # type: ignore[return-value]
+
+    def flush(self) -> None:
+        """Write what is buffered and publish the length. Blocking."""
+        super().flush()
+        if not self._closing:
+            self.raw.flush()
+
+
+class FileRandom(_Layer, io.BufferedRandom):
+    """`ffs.open(path, "r+b")`, "w+b", "a+b", "x+b"."""
+
+    @property
+    def raw_file(self) -> File:
+        return self.raw  # type: ignore[return-value]
+
+    def flush(self) -> None:
+        """Write what is buffered and publish the length. Blocking."""
+        super().flush()
+        if not self._closing:
+            self.raw.flush()
+
+
+class FileText(_Layer, io.TextIOWrapper):
+    """`ffs.open(path)`, and every mode without b."""
+
+    newline: str | None = None
+
+    @property
+    def raw_file(self) -> File:
+        return self.buffer.raw  # type: ignore[attr-defined, no-any-return]
+
+    def close(self) -> None:
+        """Flush, publish and close. It is closed also when this raises."""
+        if isinstance(self.buffer, _Layer):
+            self.buffer._closing = True
+        super().close()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        raw = self.raw_file
+        raw._check_open()
+        if raw._open_file.writing:
+            raise TypeError(f"cannot pickle {self!r}: it is open for writing")
+        return reopen, (
+            raw.client,
+            raw.name,
+            raw.inode,
+            "r",
+            -1,
+            self.encoding,
+            self.errors,
+            self.newline,
+            self.tell(),
+        )

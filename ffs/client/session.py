@@ -1,0 +1,279 @@
+"""A client session: identity of mutations, native client, rings, capabilities. docs/client.md, Sessions.
+
+A session is opened at the metadata service on first need and renewed by a daemon thread. It is
+over when the service says so (the process was stopped for longer than the time to live), when
+the client is closed, and in a child of fork, which gets a session of its own on first use.
+Everything in it is bound to the session's client id, so it goes with it.
+
+Thread-safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ffs.client.caller import ONCE, Caller
+from ffs.client.routing import Routing
+from ffs.client.slots import SlotTable
+from ffs.errors import Fenced, FfsError
+from ffs.proto import meta
+from ffs.proto.cluster import ChainRoute, TargetRoute
+from ffs.proto.common import Creds, Message, OkReply
+
+if TYPE_CHECKING:
+    from ffs._native.ring import NativeClient
+    from ffs.client.rings import RingPool
+
+M = TypeVar("M", bound=Message)
+
+_log = logging.getLogger(__name__)
+
+
+class CapabilityEntry:
+    """One capability that is kept alive: for which inode, by which write session, known to native as."""
+
+    __slots__ = ("handle", "ino", "native_id", "renew_at", "rights")
+
+    def __init__(self, ino: int, handle: int, rights: int, native_id: int, renew_at: float) -> None:
+        self.ino = ino
+        self.handle = handle
+        self.rights = rights
+        self.native_id = native_id
+        self.renew_at = renew_at
+
+
+class Session:
+    """One session of one process. Made by `open_session`."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        routing: Routing,
+        opened: meta.SessionOpened,
+        creds: Creds,
+        native_options: dict[str, Any],
+    ) -> None:
+        self.client_id = opened.client
+        self.cluster = opened.cluster
+        self.ttl_s = opened.ttl_ms / 1000
+        self.creds = creds
+        self.slots = SlotTable(min(opened.slots, meta.MAX_SLOTS))
+        self.over = False
+        self._caller = caller
+        self._routing = routing
+        self._native_options = native_options
+        self._lock = threading.Lock()
+        self._native: NativeClient | None = None
+        self._rings: RingPool | None = None
+        self._capabilities: dict[int, CapabilityEntry] = {}
+        self._clock_base = (opened.manager_time_ms, time.monotonic())
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def call(self, request: meta.Request, reply: type[M]) -> M:
+        """Carry out a mutation, once. Raises Fenced when the session is over, else as Caller.call."""
+        if self.over:
+            raise Fenced(_OVER)
+        slot = self.slots.take()
+        try:
+            request.client = self.client_id
+            request.slot = slot.number
+            request.sequence = slot.sequence
+            request.creds = self.creds
+            return self._caller.call(request, reply, mutation=True)
+        except Fenced:
+            self.over = True
+            raise
+        finally:
+            self.slots.give(slot)
+
+    # --- native -----------------------------------------------------------------------------
+
+    @property
+    def native(self) -> NativeClient:
+        """The native client, made on first use (fetches routing). Blocking then."""
+        native = self._native
+        if native is not None:
+            return native
+        with self._lock:
+            if self._native is None:
+                self._native = self._make_native()
+            return self._native
+
+    def _make_native(self) -> NativeClient:
+        from ffs._native.ring import NativeClient
+        from ffs.client.rings import native_chains, native_targets
+
+        if self.over:
+            raise Fenced(_OVER)
+        native = NativeClient(self.client_id, self.cluster, **self._native_options)
+
+        def set_routing(epoch: int, chains: Sequence[ChainRoute], targets: Sequence[TargetRoute]) -> None:
+            native.set_routing(epoch, native_chains(chains), native_targets(targets))
+
+        self._routing.subscribe(set_routing)
+        return native
+
+    @property
+    def rings(self) -> RingPool:
+        """The internal rings of file objects, made on first use."""
+        rings = self._rings
+        if rings is not None:
+            return rings
+        from ffs.client.rings import RingPool
+
+        native = self.native
+        with self._lock:
+            if self._rings is None:
+                self._rings = RingPool(native)
+            return self._rings
+
+    def refresh_routing(self) -> bool:
+        """Fetch newer routing, in one attempt. False if there is none, or no metadata service answers:
+        data goes on with what is known."""
+        try:
+            return self._routing.refresh(once=True)
+        except FfsError as error:
+            _log.debug("routing isn't refreshed: %s", error)
+            return False
+
+    # --- capabilities -----------------------------------------------------------------------
+
+    def manager_ms(self) -> int:
+        """The manager's time, estimated: its last word plus what passed here since."""
+        said, at = self._clock_base
+        return said + int((time.monotonic() - at) * 1000)
+
+    def add_capability(self, ino: int, handle: int, rights: int, capability: bytes, expiry_ms: int) -> int:
+        """Hand a capability to native and keep it renewed until `drop_capability`. Returns native's id."""
+        native_id: int = self.native.add_capability(capability)
+        entry = CapabilityEntry(ino, handle, rights, native_id, self._renewal_time(expiry_ms))
+        self._capabilities[native_id] = entry
+        return native_id
+
+    def drop_capability(self, native_id: int) -> None:
+        """Forget a capability. No error if the session is over."""
+        if self._capabilities.pop(native_id, None) is not None and self._native is not None and not self.over:
+            self._native.drop_capability(native_id)
+
+    def replace_capability(self, native_id: int, capability: bytes, expiry_ms: int) -> None:
+        """Put a newer capability (a new epoch, say) in the place of one that was added."""
+        entry = self._capabilities[native_id]
+        self.native.renew_capability(native_id, capability)
+        entry.renew_at = self._renewal_time(expiry_ms)
+
+    def renew_capability(self, native_id: int, *, once: bool = False) -> int:
+        """Renew at the metadata service now. Returns the space's epoch. Blocking; raises as Caller.call."""
+        entry = self._capabilities[native_id]
+        request = meta.CapabilityRenew(
+            ino=entry.ino, handle=entry.handle, rights=entry.rights, client=self.client_id, creds=self.creds
+        )
+        reply = self._caller.call(request, meta.CapabilityReply, policy=ONCE if once else None)
+        self.replace_capability(native_id, reply.capability, reply.capability_expiry_ms)
+        return reply.epoch
+
+    def _renewal_time(self, expiry_ms: int) -> float:
+        """On the monotonic clock: when half of what is left has passed."""
+        left_s = (expiry_ms - self.manager_ms()) / 1000
+        return time.monotonic() + max(left_s / 2, 0.05)
+
+    # --- keeping alive ------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Renew the session and the capabilities that are due. One attempt each; for the renewal thread.
+
+        Raises Fenced if the session is over. A service that can't be reached isn't an error here:
+        the next turn tries again, and servers honour capabilities while no manager is in contact.
+        """
+        request = meta.SessionRenew(client=self.client_id, creds=self.creds)
+        try:
+            reply = self._caller.call(request, meta.SessionRenewed, policy=ONCE)
+        except Fenced:
+            self.over = True
+            raise
+        self._clock_base = (reply.manager_time_ms, time.monotonic())
+        now = time.monotonic()
+        for entry in list(self._capabilities.values()):
+            if entry.renew_at <= now:
+                self._renew_quietly(entry)
+
+    def _renew_quietly(self, entry: CapabilityEntry) -> None:
+        try:
+            self.renew_capability(entry.native_id, once=True)
+        except KeyError:
+            return  # dropped meanwhile
+        except FfsError as error:
+            # Whoever uses it gets the error with the file's name; here it is only early.
+            entry.renew_at = time.monotonic() + min(self.ttl_s / 3, 5.0)
+            _log.debug("capability of inode %d isn't renewed: %s", entry.ino, error)
+
+    # --- ending -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session: at the service too, if it answers at once. Blocking, bounded."""
+        was_over, self.over = self.over, True
+        self._release()
+        if was_over:
+            return
+        request = meta.SessionClose(client=self.client_id, creds=self.creds)
+        try:
+            self._caller.call(request, OkReply, policy=ONCE)
+        except FfsError as error:
+            _log.debug("session %d ends by its time to live: %s", self.client_id, error)
+
+    def abandon(self) -> None:
+        """In a child of fork: let go of what belongs to the parent, without a word to any server."""
+        self.over = True
+        self._release()
+
+    def _release(self) -> None:
+        if self._rings is not None:
+            self._rings.close()
+            self._rings = None
+        if self._native is not None:
+            self._native.close()
+            self._native = None
+
+
+_OVER = (
+    "the client session is over (closed, or not renewed in time while this process stood still);"
+    " what is open for writing must be opened again"
+)
+
+
+def open_session(
+    caller: Caller, routing: Routing, creds: Creds, label: str, ttl_ms: int, native_options: dict[str, Any]
+) -> Session:
+    """Open a session at the metadata service. Blocking; raises as Caller.call."""
+    request = meta.SessionOpen(label=label, ttl_ms=ttl_ms, creds=creds)
+    opened = caller.call(request, meta.SessionOpened)
+    return Session(caller, routing, opened, creds, native_options)
+
+
+class Renewer(threading.Thread):
+    """The daemon thread that keeps a client's session alive. It ends with the session."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(name="ffs-renew", daemon=True)
+        self._session = session
+        self._stop_now = threading.Event()
+
+    def run(self) -> None:
+        session = self._session
+        while not self._stop_now.wait(session.ttl_s / 4):
+            if session.over:
+                return
+            try:
+                session.renew()
+            except Fenced:
+                return
+            except FfsError as error:
+                _log.debug("session %d isn't renewed: %s", session.client_id, error)
+
+    def stop(self) -> None:
+        """Ask the thread to end; it may still be inside one request."""
+        self._stop_now.set()

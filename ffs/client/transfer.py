@@ -1,0 +1,208 @@
+"""Moving bytes between chunks and a caller's buffer, many chunks at once. docs/client.md, Data path.
+
+A transfer is cut into pieces, one a chunk; as many are in flight as staging memory and ring hold,
+and each is copied when it completes, so that copying and moving overlap. The functions block
+their thread; several threads transfer at once on rings of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ffs._native.ring import (
+    OP_READ,
+    OP_WRITE,
+    SQE_ZERO_FILL,
+    WAIT_NEEDS_CAPABILITY,
+    WAIT_NEEDS_ROUTING,
+    error_of_cqe,
+)
+from ffs.client.rings import ENTRIES
+from ffs.errors import FfsError, ProtocolError
+from ffs.layout import Placement, file_chunk_key
+
+if TYPE_CHECKING:
+    from ffs.client.rings import RingPool, StagedRing
+
+READ_PIECE_BYTES = 4 << 20
+"""The largest piece of a read. A write's piece is a whole chunk, which the servers like best."""
+
+_ROUTING_POLL_S = 0.25
+
+
+class Upkeep(Protocol):
+    """What a transfer asks of its session while requests wait."""
+
+    def refresh_routing(self) -> bool:
+        """Fetch newer routing; False if there is none now, or no metadata service answers."""
+
+    def renew_capability(self, native_id: int) -> int:
+        """Renew at the metadata service, and give it to native; raises if the service refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one transfer touches: a file's chunks, under which right and epoch."""
+
+    ino: int
+    placement: Placement
+    capability: int
+    epoch: int
+
+
+class _Piece(NamedTuple):
+    chunk: int
+    offset: int  # in the chunk
+    length: int
+    position: int  # in the caller's buffer
+
+
+def read(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, out: NDArray[np.uint8]) -> None:
+    """Fill `out` from byte `offset` of the file; holes read as zeros.
+
+    Raises the first failure of a chunk, after all requests in flight are over.
+    """
+    pieces = _cut(extent.placement.layout.chunk_size, offset, len(out), READ_PIECE_BYTES)
+    piece_bytes = min(extent.placement.layout.chunk_size, READ_PIECE_BYTES, max(len(out), 1))
+    with pool.take(len(out)) as staged:
+        failure = _Transfer(staged, upkeep, extent, out, piece_bytes, writing=False).run(pieces)
+    if failure is not None:
+        raise failure
+
+
+def write(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, data: NDArray[np.uint8]) -> None:
+    """Write `data` at byte `offset` of the file; on return it is durable on every replica.
+
+    Raises the first failure of a chunk, after all requests in flight are over: other chunks may
+    have been written then.
+    """
+    chunk_size = extent.placement.layout.chunk_size
+    pieces = _cut(chunk_size, offset, len(data), chunk_size)
+    piece_bytes = min(chunk_size, max(len(data), 1))
+    with pool.take(len(data)) as staged:
+        failure = _Transfer(staged, upkeep, extent, data, piece_bytes, writing=True).run(pieces)
+    if failure is not None:
+        raise failure
+
+
+def _cut(chunk_size: int, offset: int, length: int, most: int) -> list[_Piece]:
+    """The pieces of [offset, offset + length): cut at chunk borders, none over `most` bytes.
+
+    In the order in which they are needed."""
+    pieces: list[_Piece] = []
+    position = 0
+    chunk, inside = divmod(offset, chunk_size)
+    while position < length:
+        size = min(chunk_size - inside, length - position, most)
+        pieces.append(_Piece(chunk, inside, size, position))
+        position += size
+        inside += size
+        if inside == chunk_size:
+            chunk, inside = chunk + 1, 0
+    return pieces
+
+
+class _Transfer:
+    """One transfer on one ring. The staging memory is cut into places of one piece each."""
+
+    def __init__(
+        self,
+        staged: StagedRing,
+        upkeep: Upkeep,
+        extent: Extent,
+        data: NDArray[np.uint8],
+        piece_bytes: int,
+        *,
+        writing: bool,
+    ) -> None:
+        self._staged = staged
+        self._upkeep = upkeep
+        self._extent = extent
+        self._data = data
+        self._writing = writing
+        self._place_bytes = -(-piece_bytes // 4096) * 4096
+        self._failure: FfsError | None = None
+        self._poll_routing = False
+
+    def run(self, pieces: list[_Piece]) -> FfsError | None:
+        """Returns the first failure; the ring is quiet then."""
+        places = min(len(self._staged.memory) // self._place_bytes, ENTRIES, len(pieces))
+        free = list(range(places))
+        flying: dict[int, _Piece] = {}
+        waiting = iter(pieces)
+        piece = next(waiting, None)
+        while flying or piece is not None:
+            while free and piece is not None:
+                place = free.pop()
+                flying[place] = piece
+                self._prepare(place, piece)
+                piece = next(waiting, None)
+            for place in self._wait(flying):
+                del flying[place]
+                free.append(place)
+            if self._failure is not None:
+                piece = None
+        return self._failure
+
+    def _prepare(self, place: int, piece: _Piece) -> None:
+        staged, extent = self._staged, self._extent
+        start = place * self._place_bytes
+        if self._writing:
+            staged.memory[start : start + piece.length] = self._data[
+                piece.position : piece.position + piece.length
+            ]
+        staged.ring.prepare_one(
+            OP_WRITE if self._writing else OP_READ,
+            extent.placement.chain_of_index(piece.chunk),
+            extent.capability,
+            extent.ino.to_bytes(8, "big") + file_chunk_key(piece.chunk),
+            piece.offset,
+            piece.length,
+            staged.iov[start : start + piece.length],
+            place,
+            flags=0 if self._writing else SQE_ZERO_FILL,
+            space_epoch=extent.epoch,
+        )
+
+    def _wait(self, flying: dict[int, _Piece]) -> list[int]:
+        """Wait for at least one completion; returns the places that are free again."""
+        timeout = _ROUTING_POLL_S if self._poll_routing else None
+        completions, events = self._staged.ring.wait(1, timeout)
+        if events & WAIT_NEEDS_CAPABILITY:
+            self._renew()
+        if events & WAIT_NEEDS_ROUTING or (self._poll_routing and len(completions) == 0):
+            self._poll_routing = not self._upkeep.refresh_routing()
+        places: list[int] = []
+        for completion in completions:
+            place = int(completion["userdata"])
+            self._complete(place, flying[place], completion)
+            places.append(place)
+        return places
+
+    def _complete(self, place: int, piece: _Piece, completion: np.void) -> None:
+        result = int(completion["result"])
+        if result < 0:
+            if self._failure is None:
+                self._failure = error_of_cqe(completion)
+            return
+        if result != piece.length:
+            if self._failure is None:
+                self._failure = ProtocolError(
+                    f"chunk {piece.chunk}: {result} of {piece.length} bytes were moved without an error"
+                )
+            return
+        if not self._writing:
+            start = place * self._place_bytes
+            self._data[piece.position : piece.position + result] = self._staged.memory[start : start + result]
+
+    def _renew(self) -> None:
+        try:
+            self._upkeep.renew_capability(self._extent.capability)
+        except FfsError as error:
+            # The requests that wait end at their deadline; this is the reason to tell.
+            if self._failure is None:
+                self._failure = error
