@@ -1,0 +1,57 @@
+"""The command lines of the two servers, as a development cluster starts them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+from ffs.errors import ProtocolError
+
+
+def metadata(store: Path, listen: str, ready: Path) -> list[str]:
+    return [
+        *_module("metadata.server"),
+        f"--store=lmdb://{store}",
+        f"--listen={listen}",
+        f"--ready-file={ready}",
+    ]
+
+
+def storage(home: Path, name: str, address: str, device_bytes: int, ready: Path) -> list[str]:
+    return [
+        *_module("storage_server.server"),
+        f"--metadata={address}",
+        f"--name={name}",
+        f"--dir={home}",
+        f"--device={home / 'device'}",
+        f"--device-size={device_bytes}",
+        f"--ready-file={ready}",
+        "--listen=127.0.0.1:0",
+    ]
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", name]
+
+
+def free_address(last: str) -> str:
+    """Where metadata should listen: the port of last time if nobody has it now, else any."""
+    host, _, port = last.rpartition(":")
+    if host and port.isdigit():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError:
+                return f"{host}:0"
+        return last
+    return "127.0.0.1:0"
+
+
+def ready_address(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["address"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"the metadata service's ready file can't be read: {error}") from error

@@ -1,0 +1,259 @@
+"""The process that owns a development cluster's servers (state.py has the directory's files).
+
+Starts the metadata service, then the storage servers, makes the chain tables, and waits until every
+chain serves. What can't be brought up is taken down again, and a directory that this attempt made is
+removed. Not thread-safe; belongs to the main thread of its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ffs.cli.devcluster import commands
+from ffs.cli.devcluster.process import Child, last_line, spawn, start_ticks, stop_children, wait_file
+from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
+from ffs.cli.text import format_bytes, plural
+from ffs.errors import FfsError, InvalidArgument, NoSpace, Overloaded
+from ffs.proto.cluster import CreateTable, CreateTableReply, GetStatus, StatusReply
+
+if TYPE_CHECKING:
+    from ffs.client import Client
+
+Say = Callable[[str], None]
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+MIN_DEVICE_BYTES = 256 << 20
+_POLL_S = 0.1
+
+
+def check_shape(shape: Shape) -> None:
+    """InvalidArgument if no cluster can look like this."""
+    if not 1 <= shape.replicas <= 8:
+        raise InvalidArgument(f"--replicas {shape.replicas}: give 1 to 8")
+    if shape.nodes < shape.replicas:
+        raise InvalidArgument(
+            f"--nodes {shape.nodes} can't hold --replicas {shape.replicas}: each replica needs a node of its own"
+        )
+    if shape.nodes > 64:
+        raise InvalidArgument(f"--nodes {shape.nodes}: a development cluster has at most 64")
+    if shape.device_bytes < MIN_DEVICE_BYTES:
+        raise InvalidArgument(
+            f"--device-size {format_bytes(shape.device_bytes)}: give at least {format_bytes(MIN_DEVICE_BYTES)}"
+        )
+
+
+class Supervisor:
+    """One run of a cluster. `start`, then `check` now and then, then `stop`, all within `hold`."""
+
+    def __init__(self, directory: Directory, shape: Shape, say: Say) -> None:
+        """`shape` counts for a new directory only; `say` gets one line a step."""
+        self._directory = directory
+        self._shape = shape
+        self._say = say
+        self._children: list[Child] = []
+        self._dead: set[str] = set()
+        self._client: Client | None = None
+        self.address = ""
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Owns the directory. A directory that wasn't a cluster before and isn't one after a failure
+        goes away again."""
+        directory = self._directory
+        directory.check_usable()
+        existed = directory.path.exists()
+        was_cluster = directory.cluster_file.exists()
+        if not was_cluster:
+            check_shape(self._shape)
+            self._check_space()
+        directory.path.mkdir(parents=True, exist_ok=True)
+        with directory.hold():
+            try:
+                yield
+            except BaseException:
+                self.stop()
+                if not was_cluster:
+                    _undo(directory.path, keep_itself=existed)
+                raise
+            self.stop()
+
+    def _check_space(self) -> None:
+        parent = self._directory.path
+        while not parent.exists():
+            parent = parent.parent
+        free = shutil.disk_usage(parent).free
+        # Device files are sparse: they take what is stored in them. The journals are written at once.
+        need = self._shape.nodes * (64 << 20)
+        if free < need:
+            raise NoSpace(
+                f"has {format_bytes(free)} free, {plural(self._shape.nodes, 'device')} need {format_bytes(need)} "
+                "to begin with: give another --dir",
+                str(parent),
+            )
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def start(self, should_stop: Callable[[], bool]) -> None:
+        """Brings all up and waits until all chains serve. Blocking; raises FfsError with the reason."""
+        directory = self._directory
+        known = directory.read_cluster()
+        if known is not None:
+            if known.format > FORMAT:
+                raise InvalidArgument("was made by a newer ffs: update this one", str(directory.path))
+            self._shape = known.shape
+        directory.log.mkdir(exist_ok=True)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        self._say("starting the metadata service")
+        self.address = self._start_metadata(known.address if known else "", deadline)
+        self._say(f"starting {plural(self._shape.nodes, 'storage server')}")
+        for index in range(self._shape.nodes):
+            self._start_storage(index)
+        for index in range(self._shape.nodes):
+            wait_file(self._children[index + 1], self._ready_file(f"node{index}"), deadline)
+        self._make_tables(deadline)
+        status = self._wait_serving(deadline, should_stop)
+        write_file(
+            directory.cluster_file,
+            ClusterFile(FORMAT, self._shape, self.address, status.cluster.hex()),
+        )
+        mine = ProcessRecord("supervisor", os.getpid(), start_ticks(os.getpid()) or 0)
+        processes = tuple(
+            ProcessRecord(child.name, child.pid, start_ticks(child.pid) or 0) for child in self._children
+        )
+        write_file(directory.run_file, RunFile(mine, self.address, processes))
+
+    def _ready_file(self, name: str) -> Path:
+        return self._directory.path / f"{name}.ready"
+
+    def _spawn(self, name: str, command: list[str]) -> Child:
+        with contextlib.suppress(FileNotFoundError):
+            self._ready_file(name).unlink()
+        child = spawn(name, command, self._directory.log / f"{name}.log", os.environ)
+        self._children.append(child)
+        return child
+
+    def _start_metadata(self, last_address: str, deadline: float) -> str:
+        self._directory.meta.mkdir(exist_ok=True)
+        ready = self._ready_file("meta")
+        listen = commands.free_address(last_address)
+        child = self._spawn("meta", commands.metadata(self._directory.meta, listen, ready))
+        return commands.ready_address(wait_file(child, ready, deadline))
+
+    def _start_storage(self, index: int) -> None:
+        home = self._directory.node(index)
+        home.mkdir(exist_ok=True)
+        ready = self._ready_file(f"node{index}")
+        command = commands.storage(home, f"node{index}", self.address, self._shape.device_bytes, ready)
+        self._spawn(f"node{index}", command)
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            from ffs.client import connect
+
+            self._client = connect(self.address)
+        return self._client
+
+    def _make_tables(self, deadline: float) -> None:
+        """`default` with the replicas asked for, and `single` for what one copy is enough for."""
+        tables = {"default": self._shape.replicas}
+        if self._shape.replicas != 1:
+            tables["single"] = 1
+        self._say("making the chain tables")
+        for name, replicas in tables.items():
+            request = CreateTable(name=name, replicas=replicas, wait_nodes=self._shape.nodes)
+            while True:
+                self._check_children()
+                try:
+                    self.client.core.caller.call(request, CreateTableReply)
+                    break
+                except Overloaded:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(_POLL_S)
+
+    def status(self) -> StatusReply:
+        return self.client.core.caller.call(GetStatus(), StatusReply)
+
+    def _wait_serving(self, deadline: float, should_stop: Callable[[], bool]) -> StatusReply:
+        said = ""
+        while True:
+            self._check_children()
+            status = self.status()
+            waiting = [chain for chain in status.chains if not chain.writable]
+            if status.chains and not waiting:
+                return status
+            why = f": chain {waiting[0].id}: {waiting[0].reason}" if waiting else ""
+            line = f"waiting for {plural(len(waiting), 'chain')} of {len(status.chains)} to serve{why}"
+            if time.monotonic() > deadline:
+                raise FfsError(f"not all chains serve after {READY_TIMEOUT_S:.0f} s; still {line}")
+            if should_stop():
+                raise KeyboardInterrupt
+            if line != said:
+                said = line
+                self._say(line)
+            time.sleep(_POLL_S)
+
+    def _check_children(self) -> None:
+        for child in self._children:
+            status = child.popen.poll()
+            if status is not None:
+                words = last_line(child.log) or "it said nothing"
+                raise FfsError(f"{child.name} ended with status {status}: {words} (log: {child.log})")
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def newly_dead(self) -> list[str]:
+        """One line for each server that has ended since the last call."""
+        lines = []
+        for child in self._children:
+            status = child.popen.poll()
+            if status is not None and child.name not in self._dead:
+                self._dead.add(child.name)
+                lines.append(
+                    f"{child.name} ended with status {status}: {last_line(child.log)} (log: {child.log})"
+                )
+        return lines
+
+    def stop(self) -> None:
+        """Stops storage servers, then metadata. Repeatable; blocking, bounded."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if not self._children:
+            return
+        children, self._children = self._children, []
+        killed = stop_children(children[1:], STOP_TIMEOUT_S) + stop_children(children[:1], STOP_TIMEOUT_S)
+        for name in killed:
+            self._say(
+                f"{name} didn't end within {STOP_TIMEOUT_S:.0f} s and was killed; its data recovers at the next up"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            self._directory.run_file.unlink()
+
+
+def _undo(path: Path, *, keep_itself: bool) -> None:
+    """Removes what a first `up` that failed has made."""
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    if not keep_itself:
+        path.rmdir()
+
+
+def ready_line(address: str, directory: Path) -> bytes:
+    return msgspec.json.encode({"address": address, "dir": str(directory)})

@@ -1,0 +1,165 @@
+"""The directory of a development cluster and its processes: no servers run here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ffs.cli.devcluster import process
+from ffs.cli.devcluster.handle import take_down
+from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
+from ffs.cli.devcluster.supervisor import Supervisor
+from ffs.errors import Busy, Damaged, Exists, FfsError, InvalidArgument, NotFound
+
+SHAPE = Shape(nodes=3, replicas=3, device_bytes=1 << 30)
+
+
+def _sleeper(code: str = "import time; time.sleep(600)") -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_files_round_trip(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    assert directory.read_cluster() is None
+    assert directory.read_run() is None
+    cluster = ClusterFile(FORMAT, SHAPE, "127.0.0.1:1", "ab" * 16)
+    run = RunFile(ProcessRecord("supervisor", 1, 2), "127.0.0.1:1", (ProcessRecord("meta", 3, 4),))
+    write_file(directory.cluster_file, cluster)
+    write_file(directory.run_file, run)
+    assert directory.read_cluster() == cluster
+    assert directory.read_run() == run
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(Damaged, match=r"cluster\.json"):
+        Directory(tmp_path).read_cluster()
+
+
+def test_one_supervisor_a_directory(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    assert not directory.is_held()
+    with directory.hold():
+        assert directory.is_held()
+        write_file(directory.run_file, RunFile(ProcessRecord("supervisor", 77, 1), "127.0.0.1:5", ()))
+        with (
+            pytest.raises(Busy, match=r"already up at 127\.0\.0\.1:5 \(pid 77\).*ffs down --dir"),
+            Directory(tmp_path).hold(),
+        ):
+            pass
+    assert not directory.is_held()
+
+
+def test_other_peoples_directories_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(Exists, match=r"thesis\.tex"):
+        Directory(tmp_path).check_usable()
+    with pytest.raises(InvalidArgument, match="isn't a directory"):
+        Directory(tmp_path / "thesis.tex").check_usable()
+    Directory(tmp_path / "new").check_usable()
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_failed_first_up_leaves_nothing(tmp_path: Path, existed: bool) -> None:
+    path = tmp_path / "cluster"
+    if existed:
+        path.mkdir()
+    supervisor = Supervisor(Directory(path), SHAPE, lambda line: None)
+    with pytest.raises(RuntimeError), supervisor.hold():
+        (path / "meta").mkdir()
+        (path / "meta" / "x").write_text("half")
+        raise RuntimeError
+    assert path.exists() is existed
+    assert not existed or not list(path.iterdir())
+
+
+def test_a_failed_later_up_keeps_the_data(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    write_file(directory.cluster_file, ClusterFile(FORMAT, SHAPE))
+    (tmp_path / "meta").mkdir()
+    with pytest.raises(RuntimeError), Supervisor(directory, SHAPE, lambda line: None).hold():
+        raise RuntimeError
+    assert (tmp_path / "meta").exists()
+    assert directory.read_cluster() is not None
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 3, 1 << 30),
+        Shape(3, 0, 1 << 30),
+        Shape(9, 9, 1 << 30),
+        Shape(65, 1, 1 << 30),
+        Shape(3, 3, 1 << 20),
+    ],
+)
+def test_impossible_shapes_are_refused_before_anything_is_made(tmp_path: Path, shape: Shape) -> None:
+    path = tmp_path / "cluster"
+    with (
+        pytest.raises(InvalidArgument, match="--"),
+        Supervisor(Directory(path), shape, lambda line: None).hold(),
+    ):
+        pass
+    assert not path.exists()
+
+
+def test_a_pid_that_is_another_process_now_is_not_touched() -> None:
+    with _sleeper() as child:
+        started = process.start_ticks(child.pid)
+        assert started is not None
+        assert process.is_alive(child.pid, started)
+        assert not process.is_alive(child.pid, started + 1)
+        assert process.signal_and_wait(child.pid, started + 1, signal.SIGKILL, 1)
+        assert child.poll() is None
+        assert process.signal_and_wait(child.pid, started, signal.SIGKILL, 10)
+    assert process.start_ticks(child.pid) is None
+    assert process.signal_and_wait(child.pid, started, signal.SIGKILL, 1)
+
+
+def test_a_child_that_ends_early_tells_its_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = process.spawn("meta", [sys.executable, "-c", "import sys; sys.exit('no luck')"], log, os.environ)
+    with pytest.raises(FfsError, match="meta ended with status 1: no luck"):
+        process.wait_file(child, tmp_path / "ready", time.monotonic() + 30)
+
+
+def test_children_that_ignore_sigterm_or_are_stopped_end_too(tmp_path: Path) -> None:
+    stubborn = "import signal, time, pathlib; signal.signal(15, signal.SIG_IGN); pathlib.Path('up').touch(); time.sleep(600)"
+    os.chdir(tmp_path)
+    child = process.spawn("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log", os.environ)
+    process.wait_file(child, tmp_path / "up", time.monotonic() + 30)
+    assert process.stop_children([child], 0.2) == ["stubborn"]
+    polite = process.spawn(
+        "polite", [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path / "log", os.environ
+    )
+    os.kill(polite.pid, signal.SIGSTOP)
+    assert process.stop_children([polite], 30) == []
+
+
+def test_down_names_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="holds no cluster"):
+        take_down(tmp_path)
+    write_file(Directory(tmp_path).cluster_file, ClusterFile(FORMAT, SHAPE))
+    with pytest.raises(NotFound, match="down already"):
+        take_down(tmp_path)
+
+
+def test_down_ends_servers_whose_supervisor_was_killed(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    with _sleeper() as orphan:
+        started = process.start_ticks(orphan.pid)
+        assert started is not None
+        record = ProcessRecord("node0", orphan.pid, started)
+        write_file(directory.run_file, RunFile(ProcessRecord("supervisor", orphan.pid, 1), "a:1", (record,)))
+        # The wait below reaps it, as init would an orphan.
+        os.set_blocking(0, True)
+        take_down(tmp_path)
+        assert orphan.wait(10) == -signal.SIGTERM
+    assert directory.read_run() is None
