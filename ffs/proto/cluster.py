@@ -323,16 +323,18 @@ class RaiseSpaceEpoch(Message, tag=150, kw_only=True):
 
 
 class RemovePage(Message, tag=151, kw_only=True):
-    """Remove chunks of the space from key `start` (16 bytes, b"": the first) on, a bounded page."""
+    """Remove chunks of the space from key `start` (16 bytes) on, at most `limit` (0: the server's bound)."""
 
     chain: int
     space: int
     epoch: int
-    start: bytes = b""
+    start: bytes
+    limit: int = 0
 
 
 class RemovePageReply(Message, tag=152, kw_only=True):
-    removed: int  # 0: nothing is left from `start` on
+    removed: int
+    more: bool  # there may be more from `start` on
 
 
 class TruncateChunk(Message, tag=153, kw_only=True):
@@ -355,11 +357,3 @@ class LastChunkReply(Message, tag=155, kw_only=True):
     key: bytes  # 24 bytes; b"": none
     length_bytes: int
     chunks: int  # how many of the space the chain has
-
-
-class RemoveChunk(Message, tag=156, kw_only=True):
-    """Remove one chunk (a truncation beyond it); absent: nothing. Answered by OkReply."""
-
-    chain: int
-    key: bytes
-    epoch: int

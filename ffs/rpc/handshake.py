@@ -106,7 +106,8 @@ class AskerHandshake:
     def _check(self, reply: HelloReply) -> None:
         if not PROTOCOL_MIN <= reply.protocol <= PROTOCOL_MAX:
             raise VersionMismatch(
-                f"the server chose protocol {reply.protocol}, this side speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
+                f"the server chose protocol {reply.protocol}, "
+                f"this side speaks {PROTOCOL_MIN} to {PROTOCOL_MAX}"
             )
         if self._cluster and reply.cluster != self._cluster:
             raise WrongCluster(
@@ -125,7 +126,7 @@ class AskerHandshake:
 
 
 class ServerHandshake:
-    """The side that was connected to. Give each body to `receive`; send what it returns until `peer` is set."""
+    """The side that was connected to. Give each body to `receive`, send what it returns, until `peer` is set."""
 
     def __init__(self, *, cluster: bytes, secret: bytes | None, name: str) -> None:
         self._cluster = cluster
@@ -153,7 +154,8 @@ class ServerHandshake:
         if protocol < max(PROTOCOL_MIN, hello.protocol_min):
             raise VersionMismatch(
                 f"this server speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, "
-                f"{hello.name or 'the asker'} {hello.protocol_min} to {hello.protocol_max}: update the older side"
+                f"{hello.name or 'the asker'} {hello.protocol_min} to {hello.protocol_max}: "
+                "update the older side"
             )
         if hello.cluster and self._cluster and hello.cluster != self._cluster:
             raise WrongCluster(

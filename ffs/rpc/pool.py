@@ -95,7 +95,10 @@ class Pool:
         reached by the deadline; OutcomeUnknown (requests with a sequence) or DeadlineExceeded when
         one was reached and didn't answer."""
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        return self._result(self._call_one(request, encode_message(request), deadline))
+        reply = self._exchange(request, [encode_message(request)], deadline)[0]
+        if type(reply) is ErrorReply:
+            raise to_error(reply)
+        return reply
 
     def call_many(
         self, requests: Sequence[Message], timeout_s: float | None = None
@@ -131,15 +134,6 @@ class Pool:
         self.close()
 
     # inside
-
-    def _call_one(self, request: Message, body: bytes, deadline: float) -> Message:
-        return self._exchange(request, [body], deadline)[0]
-
-    @staticmethod
-    def _result(reply: Message) -> Message:
-        if type(reply) is ErrorReply:
-            raise to_error(reply)
-        return reply
 
     def _exchange(self, request: Message, bodies: list[bytes], deadline: float) -> list[Message]:
         """Decoded replies of one window, whatever address gives them."""

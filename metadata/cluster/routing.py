@@ -1,0 +1,249 @@
+"""What this process knows of the cluster, and who waits for a change. docs/control_plane.md, Routing.
+
+Any metadata process answers routing: all of it follows from records in the store, and the routing
+epoch says whether they have changed. The primary refreshes right after its own transactions; the
+others see a change within POLL_S. One event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from ffs.errors import FfsError
+from ffs.layout import MAX_CHUNK_BYTES
+from ffs.proto.cluster import (
+    ChainRecord,
+    ChainRoute,
+    NodeRecord,
+    RoutingReply,
+    TableRecord,
+    TableRoute,
+    TargetRecord,
+    TargetRoute,
+)
+from metadata.cluster import chain as chains
+from metadata.cluster.clock import ManagerClock
+from metadata.cluster.schema import (
+    CHAINS,
+    EPOCH,
+    MANAGER_TIME,
+    NODES,
+    TABLES,
+    TARGETS,
+    USAGE,
+    R,
+    UsageRecord,
+    decode,
+    unpack_u64,
+)
+from metadata.fs.ports import TableView
+from metadata.kv.contract import Snapshot, Store, after
+
+log = logging.getLogger("ffs.meta.routing")
+
+POLL_S: Final = 0.1
+DEFAULT_TABLE: Final = "default"
+DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
+assert DEFAULT_CHUNK_BYTES <= MAX_CHUNK_BYTES
+
+
+@dataclass(slots=True)
+class View:
+    """The records of one epoch. Never changed once made."""
+
+    epoch: int = 0
+    nodes: dict[int, NodeRecord] = field(default_factory=dict)
+    targets: dict[int, TargetRecord] = field(default_factory=dict)
+    chains: dict[int, ChainRecord] = field(default_factory=dict)
+    tables: dict[tuple[int, int], TableRecord] = field(default_factory=dict)
+    latest: dict[int, TableRecord] = field(default_factory=dict)  # by table id
+    usage: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # device -> (capacity, free)
+
+    def incarnations(self, chain: ChainRecord) -> tuple[int, ...]:
+        """The present incarnations of the members' nodes."""
+        return tuple(self.nodes[self.targets[member].node].incarnation for member in chain.members)
+
+    def target_route(self, target: TargetRecord) -> TargetRoute:
+        node = self.nodes[target.node]
+        return TargetRoute(
+            target=target.id,
+            node=node.id,
+            host=node.host,
+            host_id=node.host_id,
+            socket_path=target.socket_path,
+            port=target.port,
+            alive=node.alive,
+        )
+
+    def chain_route(self, chain: ChainRecord) -> ChainRoute:
+        """As clients see it: who restarted and isn't led back yet doesn't serve."""
+        return ChainRoute(
+            chain=chain.id,
+            table=chain.table,
+            term=chain.term,
+            counter=chain.counter,
+            members=chain.members,
+            states=chains.states_now(chain, self.incarnations(chain)),
+        )
+
+    def table_routes(self) -> tuple[TableRoute, ...]:
+        return tuple(
+            TableRoute(id=t.id, name=t.name, version=t.version, replicas=t.replicas, chains=t.chains)
+            for _, t in sorted(self.tables.items())
+        )
+
+
+class RoutingCache:
+    """Implements metadata.fs.ports.ClusterPort besides."""
+
+    def __init__(self, store: Store, clock: ManagerClock) -> None:
+        self._store = store
+        self._clock = clock
+        self.view = View()
+        self._reply: RoutingReply | None = None
+        self._tables: dict[tuple[int, int], TableView | None] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._lock = asyncio.Lock()
+
+    async def refresh(self) -> bool:
+        """Reads the records if the epoch has changed; tells whoever waits. Whether it had."""
+        async with self._lock:
+            view = await self._store.read(self._load)
+            if view is self.view:
+                return False
+            self.view = view
+            self._reply = None
+            self._tables.clear()
+            waiters, self._waiters = self._waiters, set()
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            return True
+
+    async def poll(self) -> None:
+        """Refreshes for ever. A store that fails for a moment leaves the last view."""
+        failed_s = float("-inf")
+        while True:
+            try:
+                await self.refresh()
+            except FfsError as error:
+                if time.monotonic() - failed_s > 10.0:
+                    failed_s = time.monotonic()
+                    log.warning("the store can't be read: %s", error)
+            await asyncio.sleep(POLL_S)
+
+    def reply_now(self, known_epoch: int) -> RoutingReply | None:
+        """The reply to GetRouting if the epoch isn't the known one."""
+        view = self.view
+        if view.epoch == known_epoch:
+            return None
+        if self._reply is None:
+            used = [view.targets[member] for chain in view.chains.values() for member in chain.members]
+            self._reply = RoutingReply(
+                epoch=view.epoch,
+                changed=True,
+                chains=tuple(view.chain_route(chain) for chain in view.chains.values()),
+                targets=tuple(view.target_route(target) for target in used),
+                tables=view.table_routes(),
+            )
+        self._reply.manager_ms = self._clock.now_ms()
+        return self._reply
+
+    async def reply_changed(self, known_epoch: int, wait_ms: int) -> RoutingReply:
+        """The reply, waiting up to wait_ms for another epoch than the known one."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000.0
+        while (reply := self.reply_now(known_epoch)) is None:
+            left = deadline - loop.time()
+            if left <= 0:
+                return RoutingReply(epoch=known_epoch, changed=False, manager_ms=self._clock.now_ms())
+            await self.wait_change(left)
+        return reply
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Returns at the next change of the view, or after timeout_s."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout_s)
+        finally:
+            self._waiters.discard(waiter)
+
+    # ClusterPort
+
+    def manager_time_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def table(self, table: int, version: int = 0) -> TableView | None:
+        """Asked at every creation: answered from a dictionary that lasts as long as the view."""
+        key = (table, version)
+        if key not in self._tables:
+            self._tables[key] = self._find_table(table, version)
+        return self._tables[key]
+
+    def _find_table(self, table: int, version: int) -> TableView | None:
+        view = self.view
+        if table == 0:
+            named = [t for t in view.latest.values() if t.name == DEFAULT_TABLE]
+            record = named[0] if named else next(iter(view.latest.values()), None)
+        elif version == 0:
+            record = view.latest.get(table)
+        else:
+            record = view.tables.get((table, version))
+        if record is None:
+            return None
+        return TableView(
+            id=record.id,
+            name=record.name,
+            version=record.version,
+            chains=record.chains,
+            replicas=record.replicas,
+            chunk_size=DEFAULT_CHUNK_BYTES,
+        )
+
+    def space_bytes(self, table: int) -> tuple[int, int]:
+        """Tables share devices, so what is free is free to each of them. Unknown devices count 0."""
+        view = self.view
+        record = self.table(table)
+        if record is None:
+            return 0, 0
+        devices = {view.targets[m].device for c in record.chains for m in view.chains[c].members}
+        known = [view.usage[device] for device in devices if device in view.usage]
+        total = sum(capacity for capacity, _ in known)
+        free = sum(free for _, free in known)
+        return total // record.replicas, free // record.replicas
+
+    # inside
+
+    async def _load(self, snapshot: Snapshot) -> View:
+        self._clock.heard(await snapshot.get(MANAGER_TIME))
+        epoch = unpack_u64(await snapshot.get(EPOCH))
+        usage = await self._load_usage(snapshot)
+        if epoch == self.view.epoch:
+            self.view.usage = usage
+            return self.view
+        view = View(epoch=epoch, usage=usage)
+        for node in await _all(snapshot, NODES, NodeRecord):
+            view.nodes[node.id] = node
+        for target in await _all(snapshot, TARGETS, TargetRecord):
+            view.targets[target.id] = target
+        for chain in await _all(snapshot, CHAINS, ChainRecord):
+            view.chains[chain.id] = chain
+        for table in await _all(snapshot, TABLES, TableRecord):
+            view.tables[table.id, table.version] = table
+            view.latest[table.id] = table  # versions come in order
+        return view
+
+    @staticmethod
+    async def _load_usage(snapshot: Snapshot) -> dict[bytes, tuple[int, int]]:
+        records = await _all(snapshot, USAGE, UsageRecord)
+        return {uuid: (capacity, free) for r in records for uuid, capacity, free in r.devices}
+
+
+async def _all(snapshot: Snapshot, prefix: bytes, kind: type[R]) -> list[R]:
+    pairs = await snapshot.range(prefix, after(prefix))
+    return [decode(kind, key, value) for key, value in pairs]
