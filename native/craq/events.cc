@@ -1,0 +1,189 @@
+// The way in: each event of Replica, the checks that every message passes, and the way from a
+// completed operation to the chapter that began it.
+#include "craq/machine.h"
+
+namespace ffs::craq {
+
+Replica::Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options)
+    : machine_(std::make_unique<Machine>(self, chain, store, options)) {}
+Replica::~Replica() = default;
+
+void Replica::on_proposed(const ChainConfig& config, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->proposed(config);
+  machine_->finish();
+}
+
+void Replica::on_recorded(const ChainConfig& config, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->recorded(config);
+  machine_->finish();
+}
+
+void Replica::on_client_update(const ClientUpdate& request, uint64_t now_ms, Effects& out) {
+  machine_->client_request(request, now_ms, out);
+}
+void Replica::on_client_read(const ClientRead& request, uint64_t now_ms, Effects& out) {
+  machine_->client_request(request, now_ms, out);
+}
+void Replica::on_client_set_space_epoch(const ClientSetSpaceEpoch& request, uint64_t now_ms, Effects& out) {
+  machine_->client_request(request, now_ms, out);
+}
+void Replica::on_client_remove_page(const ClientRemovePage& request, uint64_t now_ms, Effects& out) {
+  machine_->client_request(request, now_ms, out);
+}
+void Replica::on_client_last_chunk(const ClientLastChunk& request, uint64_t now_ms, Effects& out) {
+  machine_->client_request(request, now_ms, out);
+}
+
+void Replica::on_update(const PeerHeader& header, const Update& update, PayloadState payload_state,
+                        uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  if (!machine_->update_arrived(header, update, payload_state) && update.payload != kNoBuffer) {
+    out.push_back(Release{update.payload});
+  }
+  machine_->finish();
+}
+
+void Replica::on_notice(const PeerHeader& header, const Notice& notice, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->notice_arrived(header, notice);
+  machine_->finish();
+}
+
+void Replica::on_completion(OpId op, Outcome outcome, BufferRef payload, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->completed(op, outcome, payload);
+  machine_->finish();
+}
+
+void Replica::on_peer_connected(TargetId target, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->peer_connected(target);
+  machine_->finish();
+}
+
+void Replica::on_tick(uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->tick();
+  machine_->finish();
+}
+
+ReplicaStatus Replica::status() const {
+  return machine_->status();
+}
+
+// A message is for us, in the version that we have adopted, or it changes nothing.
+bool Replica::Machine::speaks_to_us(const PeerHeader& header) const {
+  const bool adopted = phase_ == Phase::reconciling || phase_ == Phase::resuming || phase_ == Phase::serving;
+  return adopted && header.chain == chain_ && header.to == self_ && header.chain_version == config_.version;
+}
+
+bool Replica::Machine::update_arrived(const PeerHeader& header, const Update& u, PayloadState payload_state) {
+  if (!speaks_to_us(header) || first() || header.from != predecessor() || !reconciled_) return false;
+  update_received(u, payload_state);
+  return true;
+}
+
+void Replica::Machine::notice_arrived(const PeerHeader& header, const Notice& n) {
+  if (!speaks_to_us(header)) return;
+  const bool from_above = !first() && header.from == predecessor();
+  const bool from_below = !last() && header.from == successor();
+  switch (n.type) {
+    case NoticeType::held:
+      if (from_above && reconciled_) held_received(n);
+      return;
+    case NoticeType::cancel:
+      if (from_above && reconciled_) cancel_received(n);
+      return;
+    case NoticeType::space_epoch:
+      if (from_above && reconciled_) space_epoch_received(n);
+      return;
+    case NoticeType::reconcile_answer:
+      if (from_above) reconcile_answered(n);
+      return;
+    case NoticeType::resent:
+      if (from_above) resent_received();
+      return;
+    case NoticeType::invite:
+      if (from_above) invite_received();
+      return;
+    case NoticeType::ack:
+      if (from_below) ack_received(n);
+      return;
+    case NoticeType::refusal:
+      if (from_below) refusal_received(n);
+      return;
+    case NoticeType::missing:
+      if (from_below) missing_received(n);
+      return;
+    case NoticeType::space_epoch_ack:
+      if (from_below) space_epoch_acked(n);
+      return;
+    case NoticeType::reconcile:
+      if (from_below) reconcile_received(n);
+      return;
+    case NoticeType::reconciled:
+      if (from_below) reconciled_received();
+      return;
+    case NoticeType::ready:
+      if (from_below) ready_received();
+      return;
+    case NoticeType::query:
+      query_received(header, n);
+      return;
+    case NoticeType::answer:
+      if (header.from == last_member()) answer_received(n);
+      return;
+  }
+}
+
+void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
+  Op* op = ops_.find(id);
+  FFS_CHECK(op != nullptr);
+  const Op done = *op;
+  ops_.remove(op);
+  op_pool_.give(op);
+  switch (done.kind) {
+    case Op::Kind::fetch_for_request:
+      if (done.request != nullptr) fetched_for_request(done.request, outcome);
+      break;
+    case Op::Kind::fetch:
+      if (done.pending != nullptr) fetched(done.pending, outcome);
+      break;
+    case Op::Kind::stage:
+      staged(done.pending, outcome, done.commit_now);
+      break;
+    case Op::Kind::refuse:
+      if (done.pending != nullptr) {
+        refuse_durable(done.pending, outcome);
+      } else if (outcome != Outcome::ok) {
+        fail(Reason::device_failed);
+      }
+      break;
+    case Op::Kind::read:
+      read_done(done.request, outcome);
+      break;
+    case Op::Kind::load:
+      if (done.pending != nullptr) {
+        loaded(done.pending, outcome, payload);
+      } else {
+        release(payload);
+      }
+      break;
+    case Op::Kind::epoch:
+      if (done.epoch != nullptr) {
+        epoch_durable(done.epoch, outcome);
+      } else if (outcome != Outcome::ok) {
+        fail(Reason::device_failed);
+      }
+      break;
+    case Op::Kind::chain:
+      chain_persisted(outcome);
+      break;
+    case Op::Kind::question:
+      FFS_CHECK(false);  // isn't an effect
+  }
+}
+
+}  // namespace ffs::craq

@@ -1,0 +1,408 @@
+// The inside of Replica: its records, and the functions by chapter. One class in six files:
+//   events.cc   the way in
+//   replica.cc  the story of a write, in order
+//   refusal.cc  the story of an update that some member refuses
+//   reading.cc  reads, and lookups that read
+//   restart.cc  chain versions, and how a chain comes back
+//   requests.cc requests that wait: deadlines, resends; space epochs, removal of a space
+// docs/craq.md is what it follows. Included by craq/*.cc only.
+#pragma once
+
+#include "craq/pool.h"
+#include "craq/replica.h"
+
+namespace ffs::craq {
+
+struct Chunk;
+struct Pending;
+struct EpochChange;
+
+// A client's request that isn't answered yet.
+struct Request {
+  enum class State : uint8_t {
+    judging,       // in the run list
+    parked,        // until the replica serves, or something changes (judged again at each tick too)
+    wants_room,    // for a free pending
+    wants_turn,    // in the queue of a chunk
+    wants_result,  // attached to a pending update
+    fetching,      // payload on its way here
+    asking,        // the last member was asked
+    reading,       // disk
+    setting_epoch,
+    removing_page,
+    answered,  // replied to already; some queue still holds the record
+  };
+  std::variant<ClientUpdate, ClientRead, ClientSetSpaceEpoch, ClientRemovePage, ClientLastChunk> body;
+  State state = State::judging;
+  bool fetched = false;
+  OpId op = 0;               // of Fetch, Read or the question
+  uint64_t asked_ms = 0;     // of the question
+  ChunkFacts chunk;          // read: what the disk reads
+  ChainVersion judged_in;    // read: chain version before the disk read
+  uint32_t outstanding = 0;  // remove page: removals under way
+  Reply reply;               // remove page: as it grows
+  Request* queue_next = nullptr;
+  Link<Request> all;
+  Request* next_free = nullptr;
+
+  RequestToken token() const {
+    return std::visit([](const auto& b) { return b.token; }, body);
+  }
+  ChainVersion chain_version() const {
+    return std::visit([](const auto& b) { return b.chain_version; }, body);
+  }
+  Outcome authority() const {
+    return std::visit([](const auto& b) { return b.authority; }, body);
+  }
+  uint64_t deadline_ms() const {
+    return std::visit([](const auto& b) { return b.deadline_ms; }, body);
+  }
+};
+
+// First in, first out, through Request::queue_next.
+struct RequestQueue {
+  Request* first = nullptr;
+  Request* last = nullptr;
+  bool empty() const { return first == nullptr; }
+  void push(Request* r) {
+    r->queue_next = nullptr;
+    (last != nullptr ? last->queue_next : first) = r;
+    last = r;
+  }
+  Request* pop() {
+    Request* r = first;
+    if (r == nullptr) return nullptr;
+    first = r->queue_next;
+    if (first == nullptr) last = nullptr;
+    r->queue_next = nullptr;
+    return r;
+  }
+};
+
+// An update that isn't committed here.
+struct Pending {
+  enum class Disk : uint8_t { fetching, queued, staging, staged };
+  enum class State : uint8_t { alive, refusing, done, refused };
+  Update update;     // as it is sent on; its payload is our reference
+  ChunkFacts after;  // the chunk as of this version (version none: removed)
+  Chunk* chunk = nullptr;
+  Disk disk = Disk::queued;
+  State state = State::alive;
+  bool held = false;          // all before us have it
+  bool acked = false;         // the successor has committed it
+  bool sent = false;          // in this chain version
+  bool loaded = false;        // from the store: is sent as a whole chunk
+  bool fallen = false;        // refused, or built on what was
+  bool journal_only = false;  // refused by the head before it was sent
+  Outcome outcome = Outcome::ok;
+  uint64_t sent_ms = 0;
+  OpId fetch_op = 0;
+  OpId load_op = 0;
+  RequestQueue waiters;     // clients that wait for the result
+  Request* page = nullptr;  // the removal of a space that this is a part of
+  Link<Pending> in_chunk;   // by version
+  Link<Pending> in_order;   // all pendings of the target, by version
+  Pending* hash_next = nullptr;
+  Pending* next_free = nullptr;
+
+  bool removal() const { return update.kind == UpdateKind::remove; }
+  Version version() const { return update.version; }
+};
+using ChunkPendings = List<Pending, &Pending::in_chunk>;
+using OrderedPendings = List<Pending, &Pending::in_order>;
+
+// A refused version, remembered until the floor has passed it.
+struct Tomb {
+  Version version;
+  UpdateIdentity identity;
+  Outcome outcome = Outcome::ok;
+  Tomb* next = nullptr;
+  Tomb* next_free = nullptr;
+};
+
+// A chunk that something is going on with. `committed` is our own copy of the store's facts, since
+// effects of this event may not have been executed.
+struct Chunk {
+  ChunkKey key;
+  ChunkFacts committed;
+  Version removed;  // the removal that was committed last; none if unknown or a chunk is there
+  ChunkPendings pendings;
+  uint32_t pending_count = 0;
+  RequestQueue turn;
+  Pending* staging = nullptr;
+  uint32_t refusing = 0;       // Refuse effects under way
+  bool below_refused = false;  // the members behind have dropped what has fallen
+  bool unreconciled = false;   // the predecessor's answer is awaited
+  bool retired = false;        // in the list of records that may be freed
+  Tomb* tombs = nullptr;
+  Version remember_until;  // tombs and `removed` are kept while the floor isn't above
+  Link<Chunk> memory;      // chunks with something to remember
+  Chunk* hash_next = nullptr;
+  Chunk* retired_next = nullptr;
+  Chunk* next_free = nullptr;
+
+  bool dirty() const { return !pendings.empty(); }
+};
+
+// The least epoch of a space on its way to all members.
+struct EpochChange {
+  uint64_t space = 0;
+  uint64_t epoch = 0;
+  bool durable = false;
+  bool acked = false;  // by the successor
+  uint64_t sent_ms = 0;
+  OpId op = 0;
+  RequestQueue waiters;
+  Link<EpochChange> all;
+  EpochChange* next_free = nullptr;
+};
+
+// What an OpId stands for.
+struct Op {
+  enum class Kind : uint8_t { fetch_for_request, fetch, stage, refuse, read, question, load, epoch, chain };
+  Kind kind = Kind::stage;
+  bool commit_now = false;
+  Request* request = nullptr;  // or null: nobody waits any more
+  Pending* pending = nullptr;
+  EpochChange* epoch = nullptr;
+  OpId id = 0;
+  Op* hash_next = nullptr;
+  Op* next_free = nullptr;
+};
+
+struct ChunkTraits {
+  using Key = ChunkKey;
+  static const Key& key(const Chunk& c) { return c.key; }
+  static size_t hash(const Key& k) { return ChunkKeyHash{}(k); }
+};
+struct ChannelKey {
+  ClientId client;
+  uint32_t channel = 0;
+  friend bool operator==(const ChannelKey&, const ChannelKey&) = default;
+};
+struct ChannelTraits {
+  using Key = ChannelKey;
+  static Key key(const Pending& p) { return {p.update.identity.client, p.update.identity.channel}; }
+  static size_t hash(const Key& k) { return mix64(k.client.value ^ mix64(k.channel)); }
+};
+struct OpTraits {
+  using Key = OpId;
+  static Key key(const Op& op) { return op.id; }
+  static size_t hash(const Key& k) { return mix64(k); }
+};
+
+class Replica::Machine {
+ public:
+  Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options);
+
+  // Every event: begin, the handler, finish.
+  void begin(uint64_t now_ms, Effects& out);
+  void finish();
+  template <typename Body>
+  void client_request(const Body& body, uint64_t now_ms, Effects& out) {
+    begin(now_ms, out);
+    Request* r = new_request();
+    r->body = body;
+    admit_request(r);
+    finish();
+  }
+
+  // events.cc. update_arrived: false if the message changes nothing.
+  bool update_arrived(const PeerHeader& header, const Update& u, PayloadState payload_state);
+  void notice_arrived(const PeerHeader& header, const Notice& n);
+  void completed(OpId id, Outcome outcome, BufferRef payload);
+
+  // replica.cc: a write
+  void admit_request(Request* r);
+  Request* new_request();
+  void judge(Request* r);
+  void judge_update(Request* r, const ClientUpdate& u);
+  void update_received(const Update& u, PayloadState payload_state);
+  void held_received(const Notice& n);
+  void ack_received(const Notice& n);
+  void missing_received(const Notice& n);
+  void fetched_for_request(Request* r, Outcome outcome);
+  void fetched(Pending* p, Outcome outcome);
+  void staged(Pending* p, Outcome outcome, bool commit_now);
+  void loaded(Pending* p, Outcome outcome, BufferRef payload);
+
+  // refusal.cc
+  void refusal_received(const Notice& n);
+  void cancel_received(const Notice& n);
+  void refuse_durable(Pending* p, Outcome outcome);
+
+  // reading.cc
+  void judge_read(Request* r, const ClientRead& read);
+  void judge_last_chunk(Request* r, const ClientLastChunk& last);
+  void query_received(const PeerHeader& header, const Notice& n);
+  void answer_received(const Notice& n);
+  void read_done(Request* r, Outcome outcome);
+
+  // restart.cc
+  void proposed(const ChainConfig& config);
+  void recorded(const ChainConfig& config);
+  void chain_persisted(Outcome outcome);
+  void reconcile_received(const Notice& n);
+  void reconcile_answered(const Notice& n);
+  void reconciled_received();
+  void resent_received();
+  void ready_received();
+  void invite_received();
+  void load_pendings();
+
+  // requests.cc
+  void judge_set_space_epoch(Request* r, const ClientSetSpaceEpoch& set);
+  void judge_remove_page(Request* r, const ClientRemovePage& page);
+  void space_epoch_received(const Notice& n);
+  void space_epoch_acked(const Notice& n);
+  void epoch_durable(EpochChange* e, Outcome outcome);
+  void peer_connected(TargetId target);
+  void tick();
+
+  ReplicaStatus status() const;
+
+ private:
+  enum class Phase : uint8_t { offline, persisting, reconciling, resuming, serving, failed };
+
+  // --- roles
+  bool speaks_to_us(const PeerHeader& header) const;
+  bool serving() const { return phase_ == Phase::serving; }
+  bool first() const { return my_index_ == 0; }
+  bool last() const { return my_index_ + 1 == config_.member_count; }
+  TargetId predecessor() const { return config_.members[my_index_ - 1].target; }
+  TargetId successor() const { return config_.members[my_index_ + 1].target; }
+  TargetId last_member() const { return config_.members[config_.member_count - 1].target; }
+  bool is(Mutant m) const { return options_.mutant == m; }
+
+  // --- replica.cc
+  bool chain_allows(Request* r, bool head_only);
+  bool retry_table_allows(Request* r, const ClientUpdate& u);
+  uint64_t least_epoch(uint64_t space) const;
+  bool turn_allows(Request* r, const ClientUpdate& u, Chunk* c);
+  Pending* number(const ClientUpdate& u, Chunk* c);
+  void begin_update(Pending* p);
+  Pending* new_pending(const Update& u, Chunk* c);
+  static ChunkFacts facts_after(const Update& u, const ChunkFacts& base);
+  const ChunkFacts& newest(const Chunk* c) const;
+  void send_ready(Chunk* c);
+  void send(Pending* p);
+  void send_again(Chunk* c, const Version& above);
+  bool load_first(Pending* p);
+  enum class Fit : uint8_t { accept, missing, diverged, done, refused_base };
+  Fit fit(const Update& u, Chunk* c, const Tomb** refused) const;
+  bool known_already(const Update& u, Chunk* c);
+  void stage_next(Chunk* c);
+  void send_held(Pending* p);
+  void progress(Chunk* c);
+  void commit(Pending* p, bool with_stage);
+  void resolve(Pending* p, Pending::State state);
+  void wake(Chunk* c);
+  Version floor() const;
+  void floor_received(const Version& v);
+  void drop_unstaged(Pending* p);
+
+  // --- refusal.cc
+  void fall(Pending* p, Outcome outcome);
+  Pending* root(const Chunk* c) const;
+  void advance_refusal(Chunk* c);
+  void remember_refused(Chunk* c, const Version& v, const UpdateIdentity& identity, Outcome outcome);
+  const Tomb* tomb_of(const Chunk* c, const Version& v) const;
+  void send_refusal(const Chunk* c, const Version& v, const UpdateIdentity& identity, Outcome outcome);
+
+  // --- reading.cc
+  void finish_read(Request* r, const ClientRead& read, const ChunkFacts& facts);
+  void ask(Request* r, const ClientRead& read);
+
+  // --- restart.cc
+  void adopt();
+  void go_offline(Reason reason);
+  void fail(Reason reason);
+  void set_phase(Phase phase, Reason reason);
+  void persist_chain();
+  void become_reconciled();
+  void maybe_send_resent();
+  void maybe_serve();
+  void serve();
+  void drop(Pending* p);
+  void nudge(bool reconnected);
+
+  // --- requests.cc
+  void reply(Request* r, Outcome outcome, const ChunkFacts& chunk = {});
+  void reply(Request* r, const Reply& prepared);
+  void forget(Request* r);
+  void park(Request* r);
+  void unpark();
+  void run();
+  void expire();
+  void send_epoch(EpochChange* e);
+  void finish_epoch(EpochChange* e);
+  void page_removed(Request* r, Outcome outcome);
+  void page_step(Request* r);
+  void resend_old();
+
+  // --- records
+  Chunk* find_chunk(const ChunkKey& key) const { return chunks_.find(key); }
+  Chunk* chunk(const ChunkKey& key);  // makes a record if there is none
+  void retire(Chunk* c);
+  void keep_in_memory(Chunk* c, const Version& until);
+  void forget_refused(Chunk* c);
+  Pending* find_pending(const Chunk* c, const Version& v) const;
+  OpId new_op(Op::Kind kind, Request* r, Pending* p, EpochChange* e = nullptr);
+  void drop_op(OpId id);
+  void release(BufferRef& payload);
+  void notify(TargetId to, const Notice& n);
+  PeerHeader header_to(TargetId to) const { return {chain_, config_.version, self_, to}; }
+
+  const TargetId self_;
+  const ChainId chain_;
+  const StoreView& store_;
+  const Options options_;
+
+  uint64_t now_ms_ = 0;
+  Effects* out_ = nullptr;
+
+  // The chain. config_ is the adopted version; zero = none in this incarnation.
+  ChainConfig config_;
+  ChainConfig next_config_;   // recorded, being made durable
+  ChainVersion start_floor_;  // adopted by an earlier incarnation: never again
+  ChainRecord record_;        // as durable, or being made so
+  uint32_t persists_ = 0;     // PersistChain effects under way
+  uint32_t my_index_ = 0;
+  Phase phase_ = Phase::offline;
+  Reason reason_ = Reason::no_configuration;
+  uint64_t counter_ = 0;  // of the head, in config_.version
+  Version floor_;         // from the predecessor
+  uint32_t unreconciled_ = 0;
+  bool reconciled_ = false;            // our pendings are a part of the predecessor's
+  bool successor_reconciled_ = false;  // the same, of the successor
+  bool resent_received_ = false;
+  bool successor_ready_ = false;
+  uint64_t nudged_ms_ = 0;
+
+  HashIndex<Chunk, ChunkTraits> chunks_;
+  HashIndex<Pending, ChannelTraits> channels_;
+  HashIndex<Op, OpTraits> ops_;
+  OrderedPendings order_;
+  List<Chunk, &Chunk::memory> memory_;
+  List<Request, &Request::all> requests_;
+  List<EpochChange, &EpochChange::all> epochs_;
+  RequestQueue run_;
+  RequestQueue parked_;
+  RequestQueue room_;
+  uint32_t pending_count_ = 0;
+  uint64_t next_deadline_ms_ = 0;
+  OpId last_op_ = 0;
+
+  // Resolved in this event; freed at the next, so that requests judged now find them.
+  Pending* retired_pendings_ = nullptr;
+  Chunk* retired_chunks_ = nullptr;
+
+  Pool<Chunk> chunk_pool_;
+  Pool<Pending> pending_pool_;
+  Pool<Request> request_pool_;
+  Pool<Tomb> tomb_pool_;
+  Pool<EpochChange> epoch_pool_;
+  Pool<Op> op_pool_;
+};
+
+}  // namespace ffs::craq

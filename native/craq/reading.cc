@@ -1,0 +1,98 @@
+// Reads: clean chunks are answered at once, dirty ones after asking the last member what is
+// committed. docs/craq.md, A read.
+#include "craq/machine.h"
+
+namespace ffs::craq {
+
+void Replica::Machine::judge_read(Request* r, const ClientRead& read) {
+  if (!chain_allows(r, /*head_only=*/false)) return;
+  if (least_epoch(read.key.space()) > read.space_epoch) return reply(r, Outcome::stale_epoch);
+  Chunk* c = find_chunk(read.key);
+  if (c == nullptr) return finish_read(r, read, store_.committed(read.key));
+  if (read.uncommitted_ok) {
+    const ChunkFacts* newest_durable = &c->committed;
+    for (Pending* p = c->pendings.first(); p != nullptr && p->disk == Pending::Disk::staged && !p->fallen;
+         p = c->pendings.next(p)) {
+      newest_durable = &p->after;
+    }
+    return finish_read(r, read, *newest_durable);
+  }
+  if (!c->dirty() || last()) return finish_read(r, read, c->committed);
+  if (is(Mutant::dirty_read_answers_local)) return finish_read(r, read, c->committed);
+  r->op = new_op(Op::Kind::question, r, nullptr);
+  ask(r, read);
+}
+
+void Replica::Machine::ask(Request* r, const ClientRead& read) {
+  r->state = Request::State::asking;
+  r->asked_ms = now_ms_;
+  notify(last_member(), Notice{.type = NoticeType::query, .key = read.key, .number = r->op});
+}
+
+// At the last member: what is committed here is the chunk's value.
+void Replica::Machine::query_received(const PeerHeader& header, const Notice& n) {
+  if (!serving() || !last()) return;
+  const Chunk* c = find_chunk(n.key);
+  const ChunkFacts facts = c != nullptr ? c->committed : store_.committed(n.key);
+  Notice answer{.type = NoticeType::answer, .key = n.key, .version = facts.version, .number = n.number};
+  answer.flag = !facts.version.none();
+  notify(header.from, answer);
+}
+
+void Replica::Machine::answer_received(const Notice& n) {
+  Op* op = ops_.find(n.number);
+  if (op == nullptr || op->kind != Op::Kind::question || op->request == nullptr) return;
+  Request* r = op->request;
+  const ClientRead& read = std::get<ClientRead>(r->body);
+  if (read.key != n.key) return;
+  ops_.remove(op);
+  op_pool_.give(op);
+  r->op = 0;
+  if (!n.flag) return finish_read(r, read, ChunkFacts{});
+  const Chunk* c = find_chunk(n.key);
+  const ChunkFacts committed = c != nullptr ? c->committed : store_.committed(n.key);
+  // The answer is a lower bound: what is committed here may be newer by now.
+  if (committed.version >= n.version) return finish_read(r, read, committed);
+  const Pending* p = c != nullptr ? find_pending(c, n.version) : nullptr;
+  if (p != nullptr && p->disk == Pending::Disk::staged) return finish_read(r, read, p->after);
+  run_.push(r);  // removed meanwhile
+}
+
+void Replica::Machine::finish_read(Request* r, const ClientRead& read, const ChunkFacts& facts) {
+  if (facts.version.none()) return reply(r, Outcome::absent);
+  if (read.compare_tag && !facts.attributes.same_tag(read.tag)) return reply(r, Outcome::tag_differs, facts);
+  if (read.facts_only) return reply(r, Outcome::ok, facts);
+  r->state = Request::State::reading;
+  r->chunk = facts;
+  r->judged_in = config_.version;
+  r->op = new_op(Op::Kind::read, r, nullptr);
+  out_->push_back(Read{r->op, read.token, read.key, facts.version, read.offset_bytes, read.length_bytes});
+}
+
+// The chain version is checked again: what was read may be out of date.
+void Replica::Machine::read_done(Request* r, Outcome outcome) {
+  r->op = 0;
+  const bool same_chain = serving() && config_.version == r->judged_in;
+  if (!same_chain && !is(Mutant::no_recheck_after_read)) {
+    run_.push(r);
+    return;
+  }
+  reply(r, outcome, r->chunk);
+}
+
+// Committed state alone answers, once nothing at or above the last committed chunk is pending.
+void Replica::Machine::judge_last_chunk(Request* r, const ClientLastChunk& last_chunk) {
+  if (!chain_allows(r, /*head_only=*/false)) return;
+  std::optional<ChunkKey> key = store_.last_committed(last_chunk.space);
+  for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
+    if (p->update.key.space() != last_chunk.space) continue;
+    if (!last() && (!key.has_value() || p->update.key >= *key)) return park(r);
+  }
+  if (!key.has_value()) return reply(r, Outcome::absent);
+  Reply answer;
+  answer.key = *key;
+  answer.chunk = store_.committed(*key);
+  reply(r, answer);
+}
+
+}  // namespace ffs::craq

@@ -1,0 +1,691 @@
+// The story of a write, in order: a client's request is judged and numbered at the head, travels
+// down, is staged by every member, is held, is committed by the last, and the acknowledgement
+// commits it on the way back up. docs/craq.md, A write.
+#include "craq/replica.h"
+
+#include <algorithm>
+
+#include "craq/machine.h"
+
+namespace ffs::craq {
+
+namespace {
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+
+bool carries_payload(UpdateKind kind) {
+  return kind != UpdateKind::truncate && kind != UpdateKind::remove;
+}
+
+bool valid(const ClientUpdate& u) {
+  switch (u.kind) {
+    case UpdateKind::write:
+      return u.length_bytes > 0 && u.offset_bytes <= kMaxChunkBytes &&
+             u.length_bytes <= kMaxChunkBytes - u.offset_bytes;
+    case UpdateKind::truncate:
+    case UpdateKind::replace:
+    case UpdateKind::create:
+      return u.offset_bytes == 0 && u.length_bytes <= kMaxChunkBytes;
+    case UpdateKind::remove:
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// ---- 1. At the head: a request comes in, and is judged (again after every wait) -------------
+
+Request* Replica::Machine::new_request() {
+  Request* r = request_pool_.take();
+  requests_.push_back(r);
+  return r;
+}
+
+void Replica::Machine::admit_request(Request* r) {
+  if (uint64_t deadline = r->deadline_ms(); deadline != 0) {
+    next_deadline_ms_ = next_deadline_ms_ == 0 ? deadline : std::min(next_deadline_ms_, deadline);
+  }
+  run_.push(r);
+}
+
+void Replica::Machine::judge(Request* r) {
+  r->state = Request::State::judging;
+  std::visit(Overloaded{
+                 [&](const ClientUpdate& u) { judge_update(r, u); },
+                 [&](const ClientRead& read) { judge_read(r, read); },
+                 [&](const ClientSetSpaceEpoch& set) { judge_set_space_epoch(r, set); },
+                 [&](const ClientRemovePage& page) { judge_remove_page(r, page); },
+                 [&](const ClientLastChunk& last) { judge_last_chunk(r, last); },
+             },
+             r->body);
+}
+
+// The first two checks of every request: chain version, then authority.
+bool Replica::Machine::chain_allows(Request* r, bool head_only) {
+  if (phase_ == Phase::offline || phase_ == Phase::failed) {
+    Reply no;
+    no.outcome = Outcome::offline;
+    reply(r, no);
+    return false;
+  }
+  if (phase_ != Phase::persisting && r->chain_version() < config_.version) {
+    reply(r, Outcome::stale_chain);
+    return false;
+  }
+  if (!serving() || r->chain_version() > config_.version) {
+    park(r);
+    return false;
+  }
+  if (head_only && !first()) {
+    reply(r, Outcome::not_head);
+    return false;
+  }
+  if (r->authority() != Outcome::ok) {
+    reply(r, r->authority());
+    return false;
+  }
+  return true;
+}
+
+void Replica::Machine::judge_update(Request* r, const ClientUpdate& u) {
+  if (!valid(u)) return reply(r, Outcome::invalid);
+  if (!chain_allows(r, /*head_only=*/true)) return;
+  if (!retry_table_allows(r, u)) return;
+  if (least_epoch(u.key.space()) > u.space_epoch) return reply(r, Outcome::stale_epoch);
+  if (u.payload_state == PayloadState::bad) return reply(r, Outcome::bad_checksum);
+  Chunk* c = chunk(u.key);
+  if (!turn_allows(r, u, c)) return;
+  if (u.payload_state == PayloadState::later && carries_payload(u.kind) && !r->fetched) {
+    r->state = Request::State::fetching;
+    r->op = new_op(Op::Kind::fetch_for_request, r, nullptr);
+    out_->push_back(Fetch{r->op, u.payload});
+    return;
+  }
+  Outcome room = carries_payload(u.kind) || u.kind == UpdateKind::truncate
+                     ? store_.admit(u.key, u.kind, u.length_bytes)
+                     : Outcome::ok;
+  if (room != Outcome::ok && u.identity.client.value == 0) return reply(r, room);
+  Pending* p = number(u, c);
+  std::get<ClientUpdate>(r->body).payload = kNoBuffer;  // p owns it now
+  r->state = Request::State::wants_result;
+  p->waiters.push(r);
+  if (room == Outcome::ok) return begin_update(p);
+  // A refusal is a result: journal it, so that a late repetition isn't applied after all.
+  p->journal_only = true;
+  fall(p, room);
+  c->below_refused = true;
+  advance_refusal(c);
+}
+
+bool Replica::Machine::retry_table_allows(Request* r, const ClientUpdate& u) {
+  const UpdateIdentity& who = u.identity;
+  if (who.client.value == 0 || is(Mutant::ignore_retry_table)) return true;
+  if (store_.fenced(who.client)) {
+    reply(r, Outcome::fenced);
+    return false;
+  }
+  if (Pending* p = channels_.find({who.client, who.channel}); p != nullptr) {
+    if (p->update.identity.sequence > who.sequence) {
+      reply(r, Outcome::old_sequence);
+      return false;
+    }
+    bool under_way = p->state == Pending::State::alive || p->state == Pending::State::refusing;
+    if (p->update.identity.sequence == who.sequence) {
+      if (under_way) {
+        release(std::get<ClientUpdate>(r->body).payload);
+        r->state = Request::State::wants_result;
+        p->waiters.push(r);
+        return false;
+      }
+      if (p->outcome != Outcome::dropped) {
+        reply(r, p->outcome, p->after);
+        return false;
+      }
+    } else if (under_way) {
+      r->state = Request::State::wants_turn;
+      p->chunk->turn.push(r);
+      return false;
+    }
+    return true;
+  }
+  std::optional<RetryEntry> entry = store_.retry(who.client, who.channel);
+  if (!entry.has_value() || entry->sequence < who.sequence) return true;
+  if (entry->sequence > who.sequence) {
+    reply(r, Outcome::old_sequence);
+    return false;
+  }
+  if (entry->state == RetryState::refused && entry->outcome == Outcome::dropped) return true;
+  ChunkFacts answer;
+  answer.version = entry->version;
+  reply(r, entry->state == RetryState::refused ? entry->outcome : Outcome::ok, answer);
+  return false;
+}
+
+uint64_t Replica::Machine::least_epoch(uint64_t space) const {
+  uint64_t least = store_.least_epoch(space);
+  for (const EpochChange* e = epochs_.first(); e != nullptr; e = epochs_.next(e)) {
+    if (e->space == space) least = std::max(least, e->epoch);
+  }
+  return least;
+}
+
+// The last check: what is there, and does the request have to wait for it?
+bool Replica::Machine::turn_allows(Request* r, const ClientUpdate& u, Chunk* c) {
+  const Pending* newest_pending = c->pendings.last();
+  const bool absent = newest(c).version.none();
+  const bool conditional = u.kind == UpdateKind::create || !u.expected.none();
+  const bool needs_chunk = u.need_existing || u.kind == UpdateKind::remove || u.kind == UpdateKind::truncate;
+  if (newest_pending != nullptr && (newest_pending->fallen || conditional || (needs_chunk && absent) ||
+                                    c->pending_count >= options_.max_pendings_per_chunk)) {
+    r->state = Request::State::wants_turn;
+    c->turn.push(r);
+    return false;
+  }
+  if (!u.expected.none() && c->committed.version != u.expected) {
+    reply(r, Outcome::condition_failed);
+    return false;
+  }
+  if (needs_chunk && absent) {
+    reply(r, u.need_existing ? Outcome::absent : Outcome::ok);
+    return false;
+  }
+  if (u.kind == UpdateKind::create && !absent) {
+    bool same = c->committed.attributes.same_tag(u.attributes);
+    if (same) out_->push_back(Touch{u.key});
+    reply(r, same ? Outcome::existed : Outcome::tag_differs, c->committed);
+    return false;
+  }
+  if (pending_count_ >= options_.max_pendings) {
+    r->state = Request::State::wants_room;
+    room_.push(r);
+    return false;
+  }
+  return true;
+}
+
+// ---- 2. Numbered, sent on at once, staged --------------------------------------------------
+
+Pending* Replica::Machine::number(const ClientUpdate& u, Chunk* c) {
+  Update update;
+  update.key = u.key;
+  update.version = Version{config_.version, ++counter_};
+  update.identity = u.identity;
+  update.space_epoch = u.space_epoch;
+  update.kind = u.kind;
+  update.offset_bytes = u.offset_bytes;
+  update.length_bytes = u.length_bytes;
+  update.attributes = u.attributes;
+  update.payload = u.payload;
+  const Pending* below = c->pendings.last();
+  update.base = below != nullptr ? below->version() : c->committed.version;
+  update.base_absent = newest(c).version.none();
+  Pending* p = new_pending(update, c);
+  p->held = true;  // nobody is before the head
+  return p;
+}
+
+Pending* Replica::Machine::new_pending(const Update& u, Chunk* c) {
+  Pending* p = pending_pool_.take();
+  p->update = u;
+  p->chunk = c;
+  p->after = facts_after(u, newest(c));
+  c->pendings.push_back(p);
+  c->pending_count++;
+  pending_count_++;
+  Pending* after = order_.last();
+  while (after != nullptr && after->version() > u.version) after = order_.prev(after);
+  order_.insert_after(after, p);
+  if (u.identity.client.value != 0) {
+    if (Pending* old = channels_.find(ChannelTraits::key(*p)); old != nullptr) channels_.remove(old);
+    channels_.insert(p);
+  }
+  return p;
+}
+
+ChunkFacts Replica::Machine::facts_after(const Update& u, const ChunkFacts& base) {
+  ChunkFacts after;
+  if (u.kind == UpdateKind::remove) return after;
+  after.version = u.version;
+  const bool whole = u.kind == UpdateKind::replace || u.kind == UpdateKind::create;
+  after.attributes = whole || base.version.none() ? u.attributes : base.attributes;
+  after.length_bytes = u.kind == UpdateKind::write
+                           ? std::max(base.length_bytes, u.offset_bytes + u.length_bytes)
+                           : u.length_bytes;
+  return after;
+}
+
+const ChunkFacts& Replica::Machine::newest(const Chunk* c) const {
+  return c->pendings.empty() ? c->committed : c->pendings.last()->after;
+}
+
+void Replica::Machine::begin_update(Pending* p) {
+  send_ready(p->chunk);
+  stage_next(p->chunk);
+}
+
+// Sends what wasn't sent yet, in the order of the chunk.
+void Replica::Machine::send_ready(Chunk* c) {
+  if (last() || !reconciled_ || !successor_reconciled_) return;
+  for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
+    if (p->sent) continue;
+    if (p->fallen || p->disk == Pending::Disk::fetching || load_first(p)) return;
+    send(p);
+  }
+}
+
+void Replica::Machine::send(Pending* p) {
+  Update u = p->update;
+  u.floor = floor();
+  u.base_committed = ChunkPendings::prev(p) == nullptr;
+  u.removal_follows = false;
+  for (const Pending* q = p; q != nullptr; q = ChunkPendings::next(q)) u.removal_follows |= q->removal();
+  u.held = p->held && p->disk == Pending::Disk::staged;
+  p->sent = true;
+  p->sent_ms = now_ms_;
+  out_->push_back(SendUpdate{header_to(successor()), u});
+}
+
+Version Replica::Machine::floor() const {
+  Version own = order_.empty() ? Version{config_.version, counter_ + 1} : order_.first()->version();
+  if (first()) return own;
+  return order_.empty() ? floor_ : std::min(floor_, own);
+}
+
+// One stage at a time is under way for a chunk: a crash leaves a sequence without holes.
+void Replica::Machine::stage_next(Chunk* c) {
+  if (c->staging != nullptr) return;
+  for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
+    if (p->disk == Pending::Disk::staged) continue;
+    if (p->fallen || p->disk == Pending::Disk::fetching) return;
+    p->disk = Pending::Disk::staging;
+    c->staging = p;
+    bool commit_now = last() && p->held && p == c->pendings.first();
+    OpId op = new_op(Op::Kind::stage, nullptr, p);
+    ops_.find(op)->commit_now = commit_now;
+    const bool partial = p->update.kind == UpdateKind::write || p->update.kind == UpdateKind::truncate;
+    out_->push_back(Stage{op, p->update, commit_now, partial && !p->update.base_absent});
+    return;
+  }
+}
+
+// ---- 3. At the next member -----------------------------------------------------------------
+
+void Replica::Machine::update_received(const Update& u, PayloadState payload_state) {
+  Update mine = u;
+  mine.floor = Version{};
+  floor_received(u.floor);
+  Chunk* c = chunk(u.key);
+  if (known_already(u, c)) return release(mine.payload);
+  const Tomb* refused = nullptr;
+  Fit fits = fit(u, c, &refused);
+  if (fits == Fit::accept && payload_state != PayloadState::bad) {
+    Pending* p = new_pending(mine, c);
+    p->held = u.held || first();
+    if (payload_state == PayloadState::later && carries_payload(u.kind)) {
+      p->disk = Pending::Disk::fetching;
+      p->fetch_op = new_op(Op::Kind::fetch, nullptr, p);
+      out_->push_back(Fetch{p->fetch_op, p->update.payload});
+    }
+    return begin_update(p);
+  }
+  release(mine.payload);
+  Notice n{.type = NoticeType::missing, .key = u.key, .version = u.version};
+  n.other = c->pendings.empty() ? c->committed.version : c->pendings.last()->version();
+  n.flag = fits == Fit::diverged;
+  switch (fits) {
+    case Fit::accept:  // its payload is bad
+    case Fit::missing:
+      return notify(predecessor(), n);
+    case Fit::diverged:
+      notify(predecessor(), n);
+      return fail(Reason::diverged);
+    case Fit::done:
+      c->removed = u.version;
+      keep_in_memory(c, u.version);
+      n = Notice{.type = NoticeType::ack, .key = u.key, .version = u.version};
+      return notify(predecessor(), n);
+    case Fit::refused_base:
+      if (refused != nullptr) send_refusal(c, refused->version, refused->identity, refused->outcome);
+      return;
+  }
+}
+
+// A repetition of something that is pending, committed or refused here?
+bool Replica::Machine::known_already(const Update& u, Chunk* c) {
+  if (const Tomb* t = tomb_of(c, u.version); t != nullptr) {
+    send_refusal(c, u.version, t->identity, t->outcome);
+    return true;
+  }
+  if (Pending* p = find_pending(c, u.version); p != nullptr) {
+    if (u.held) held_received(Notice{.type = NoticeType::held, .key = u.key, .version = u.version});
+    return true;
+  }
+  Notice ack{.type = NoticeType::ack, .key = u.key, .version = std::max(c->committed.version, u.version)};
+  if (c->committed.version >= u.version || c->removed >= u.version) {
+    notify(predecessor(), ack);
+    return true;
+  }
+  if (u.version < floor_) return true;
+  if (u.identity.client.value == 0) return false;
+  std::optional<RetryEntry> entry = store_.retry(u.identity.client, u.identity.channel);
+  if (!entry.has_value() || entry->sequence != u.identity.sequence || entry->version != u.version)
+    return false;
+  if (entry->state == RetryState::done) {  // and removed since
+    notify(predecessor(), ack);
+    return true;
+  }
+  if (entry->state == RetryState::refused && entry->outcome != Outcome::dropped) {
+    remember_refused(c, u.version, u.identity, entry->outcome);
+    send_refusal(c, u.version, u.identity, entry->outcome);
+    return true;
+  }
+  return false;
+}
+
+Replica::Machine::Fit Replica::Machine::fit(const Update& u, Chunk* c, const Tomb** refused) const {
+  if (is(Mutant::ignore_base)) return Fit::accept;
+  const Pending* below = c->pendings.last();
+  if (below != nullptr) {
+    if (below->fallen) return Fit::refused_base;
+    if (below->version() == u.base && below->removal() == u.base_absent) return Fit::accept;
+  } else {
+    const bool absent = c->committed.version.none();
+    if (u.base_absent && absent && (u.base.none() || u.base == c->removed || u.base_committed)) {
+      return Fit::accept;
+    }
+    if (!u.base_absent && !absent && u.base == c->committed.version) return Fit::accept;
+    // After a restart: we have committed this update and the removal behind it, and forgotten both.
+    if (!u.base_absent && absent && u.removal_follows && (u.base_committed || u.base == c->removed)) {
+      return Fit::done;
+    }
+  }
+  *refused = tomb_of(c, u.base);
+  if (*refused != nullptr) return Fit::refused_base;
+  return u.base_committed ? Fit::diverged : Fit::missing;
+}
+
+// The successor lacks what an update is built on: it gets all above its newest again, in order.
+void Replica::Machine::missing_received(const Notice& n) {
+  Chunk* c = find_chunk(n.key);
+  if (c == nullptr || find_pending(c, n.version) == nullptr) return;
+  send_again(c, n.other);
+}
+
+void Replica::Machine::send_again(Chunk* c, const Version& above) {
+  for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
+    if (p->version() > above) p->sent = false;
+  }
+  send_ready(c);
+}
+
+// After a restart the payload is only in the store. True if `p` has to wait for it.
+bool Replica::Machine::load_first(Pending* p) {
+  if (!p->loaded || p->removal() || p->after.length_bytes == 0) return false;
+  if (p->update.payload != kNoBuffer) return false;
+  if (p->load_op == 0) {
+    p->load_op = new_op(Op::Kind::load, nullptr, p);
+    out_->push_back(Load{p->load_op, p->update.key, p->version(), p->after.length_bytes});
+  }
+  return true;
+}
+
+void Replica::Machine::loaded(Pending* p, Outcome outcome, BufferRef payload) {
+  p->load_op = 0;
+  if (outcome != Outcome::ok) return fail(Reason::device_failed);
+  p->update.payload = payload;
+  send_ready(p->chunk);
+  maybe_send_resent();
+}
+
+void Replica::Machine::fetched_for_request(Request* r, Outcome outcome) {
+  r->op = 0;
+  if (outcome != Outcome::ok) return reply(r, outcome);
+  r->fetched = true;
+  run_.push(r);
+}
+
+void Replica::Machine::fetched(Pending* p, Outcome outcome) {
+  p->fetch_op = 0;
+  p->disk = Pending::Disk::queued;
+  Chunk* c = p->chunk;
+  if (p->fallen) return;
+  if (outcome == Outcome::ok) return begin_update(p);
+  // It didn't come, or not whole: as if the message had never arrived, and what is built on it.
+  Notice n{.type = NoticeType::missing, .key = c->key, .version = p->version()};
+  while (c->pendings.last() != p) drop_unstaged(c->pendings.last());
+  drop_unstaged(p);
+  n.other = c->pendings.empty() ? c->committed.version : c->pendings.last()->version();
+  if (!first()) notify(predecessor(), n);
+}
+
+void Replica::Machine::drop_unstaged(Pending* p) {
+  FFS_CHECK(p->disk == Pending::Disk::fetching || p->disk == Pending::Disk::queued);
+  p->outcome = Outcome::dropped;
+  resolve(p, Pending::State::refused);
+}
+
+// ---- 4. Durable here, and held -------------------------------------------------------------
+
+void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
+  Chunk* c = p->chunk;
+  FFS_CHECK(c->staging == p);
+  c->staging = nullptr;
+  p->disk = outcome == Outcome::ok ? Pending::Disk::staged : Pending::Disk::queued;
+  if (outcome == Outcome::no_space || outcome == Outcome::over_quota) {
+    fall(p, outcome);
+    return advance_refusal(c);
+  }
+  if (outcome != Outcome::ok) return fail(Reason::device_failed);
+  if (last()) release(p->update.payload);
+  if (commit_now) {
+    commit(p, /*with_stage=*/true);
+  } else if (p->held && !p->fallen) {
+    send_held(p);
+  }
+  if (c->unreconciled) notify(predecessor(), Notice{.type = NoticeType::reconcile, .key = c->key});
+  progress(c);
+  stage_next(c);
+}
+
+// It is durable here and held by all before: the successor may count on it.
+void Replica::Machine::send_held(Pending* p) {
+  if (last() || !p->sent) return;
+  notify(successor(), Notice{.type = NoticeType::held, .key = p->update.key, .version = p->version()});
+}
+
+void Replica::Machine::held_received(const Notice& n) {
+  Chunk* c = find_chunk(n.key);
+  if (c == nullptr) return;
+  Pending* newest_held = nullptr;
+  for (Pending* p = c->pendings.first(); p != nullptr && p->version() <= n.version && !p->fallen;
+       p = c->pendings.next(p)) {
+    if (!p->held && p->disk == Pending::Disk::staged) newest_held = p;
+    p->held = true;
+  }
+  if (newest_held == nullptr) return;
+  send_held(newest_held);
+  progress(c);
+}
+
+// ---- 5. The last member commits; 6. the acknowledgement commits on the way up --------------
+
+void Replica::Machine::progress(Chunk* c) {
+  if (config_.member_count == 0) return;
+  while (Pending* p = c->pendings.first()) {
+    if (p->fallen) return advance_refusal(c);
+    if (p->disk != Pending::Disk::staged) return;
+    bool may_commit = last() ? p->held || is(Mutant::tail_commits_without_held) : p->acked;
+    if (is(Mutant::commit_before_successor) && p->held) may_commit = true;
+    if (!may_commit) return;
+    commit(p, /*with_stage=*/false);
+  }
+}
+
+void Replica::Machine::ack_received(const Notice& n) {
+  Chunk* c = find_chunk(n.key);
+  if (c == nullptr) return;
+  for (Pending* p = c->pendings.first(); p != nullptr && p->version() <= n.version && !p->fallen;
+       p = c->pendings.next(p)) {
+    p->acked = true;
+  }
+  progress(c);
+}
+
+void Replica::Machine::commit(Pending* p, bool with_stage) {
+  Chunk* c = p->chunk;
+  FFS_CHECK(p == c->pendings.first());
+  if (!with_stage) out_->push_back(Commit{c->key, p->version()});
+  c->committed = p->after;
+  c->removed = p->removal() ? p->version() : Version{};
+  if (!first()) {
+    if (p->removal()) keep_in_memory(c, p->version());
+    notify(predecessor(), Notice{.type = NoticeType::ack, .key = c->key, .version = p->version()});
+  }
+  p->outcome = Outcome::ok;
+  p->after.version = p->version();  // what a client is told, also of a removal
+  resolve(p, Pending::State::done);
+}
+
+// ---- 7. The answer --------------------------------------------------------------------------
+
+// `p` is no longer pending: its clients are answered, and those that waited for it are judged.
+void Replica::Machine::resolve(Pending* p, Pending::State state) {
+  Chunk* c = p->chunk;
+  p->state = state;
+  c->pendings.remove(p);
+  c->pending_count--;
+  pending_count_--;
+  order_.remove(p);
+  release(p->update.payload);
+  drop_op(p->fetch_op);
+  drop_op(p->load_op);
+  const Outcome outcome = p->outcome == Outcome::dropped ? Outcome::stale_chain : p->outcome;
+  while (Request* r = p->waiters.pop()) {
+    if (r->state == Request::State::answered) {
+      forget(r);
+    } else {
+      reply(r, outcome, outcome == Outcome::ok ? p->after : ChunkFacts{});
+    }
+  }
+  if (c->unreconciled && !c->dirty()) {
+    c->unreconciled = false;
+    unreconciled_--;
+  }
+  if (p->page != nullptr) page_removed(p->page, outcome);
+  p->next_free = retired_pendings_;
+  retired_pendings_ = p;
+  retire(c);
+  wake(c);
+  if (Request* r = room_.pop(); r != nullptr) run_.push(r);
+}
+
+void Replica::Machine::wake(Chunk* c) {
+  while (Request* r = c->turn.pop()) run_.push(r);
+}
+
+// ---- What was said of versions below the floor can be forgotten ------------------------------
+
+void Replica::Machine::floor_received(const Version& v) {
+  floor_ = std::max(floor_, v);
+  while (Chunk* c = memory_.first()) {
+    if (c->remember_until >= floor_) return;
+    memory_.remove(c);
+    c->removed = Version{};
+    forget_refused(c);
+    retire(c);
+  }
+}
+
+void Replica::Machine::keep_in_memory(Chunk* c, const Version& until) {
+  c->remember_until = std::max(c->remember_until, until);
+  if (!memory_.linked(c)) memory_.push_back(c);
+}
+
+// ---- Records --------------------------------------------------------------------------------
+
+Chunk* Replica::Machine::chunk(const ChunkKey& key) {
+  if (Chunk* c = chunks_.find(key); c != nullptr) return c;
+  Chunk* c = chunk_pool_.take();
+  c->key = key;
+  c->committed = store_.committed(key);
+  chunks_.insert(c);
+  retire(c);
+  return c;
+}
+
+// The record is freed at the next event, unless it is in use by then.
+void Replica::Machine::retire(Chunk* c) {
+  if (c->retired) return;
+  c->retired = true;
+  c->retired_next = retired_chunks_;
+  retired_chunks_ = c;
+}
+
+Pending* Replica::Machine::find_pending(const Chunk* c, const Version& v) const {
+  for (Pending* p = c->pendings.last(); p != nullptr && p->version() >= v; p = c->pendings.prev(p)) {
+    if (p->version() == v) return p;
+  }
+  return nullptr;
+}
+
+void Replica::Machine::begin(uint64_t now_ms, Effects& out) {
+  now_ms_ = now_ms;
+  out_ = &out;
+  while (Pending* p = retired_pendings_) {
+    retired_pendings_ = p->next_free;
+    if (p->update.identity.client.value != 0) channels_.remove(p);
+    pending_pool_.give(p);
+  }
+  while (Chunk* c = retired_chunks_) {
+    retired_chunks_ = c->retired_next;
+    c->retired = false;
+    if (c->dirty() || !c->turn.empty() || memory_.linked(c)) continue;
+    chunks_.remove(c);
+    chunk_pool_.give(c);
+  }
+}
+
+void Replica::Machine::finish() {
+  run();
+  if (phase_ == Phase::reconciling && unreconciled_ == 0) become_reconciled();
+  maybe_serve();
+  run();
+  out_ = nullptr;
+}
+
+OpId Replica::Machine::new_op(Op::Kind kind, Request* r, Pending* p, EpochChange* e) {
+  Op* op = op_pool_.take();
+  op->kind = kind;
+  op->request = r;
+  op->pending = p;
+  op->epoch = e;
+  op->id = ++last_op_;
+  ops_.insert(op);
+  return op->id;
+}
+
+// Its completion will find nobody.
+void Replica::Machine::drop_op(OpId id) {
+  if (id == 0) return;
+  if (Op* op = ops_.find(id); op != nullptr) {
+    op->request = nullptr;
+    op->pending = nullptr;
+    op->epoch = nullptr;
+  }
+}
+
+void Replica::Machine::release(BufferRef& payload) {
+  if (payload == kNoBuffer) return;
+  out_->push_back(Release{payload});
+  payload = kNoBuffer;
+}
+
+void Replica::Machine::notify(TargetId to, const Notice& n) {
+  out_->push_back(SendNotice{header_to(to), n});
+}
+
+}  // namespace ffs::craq
