@@ -9,7 +9,7 @@ import random
 import time
 from typing import TypeVar
 
-from ffs.client.connection import ConnectionPool
+from ffs.client.connection import Link
 from ffs.client.retry import Attempt, Kind, Next, Policy, decide, kind_of
 from ffs.errors import FfsError, OutcomeUnknown, ProtocolError
 from ffs.proto.common import ErrorReply, Message, to_error
@@ -22,10 +22,10 @@ ONCE = Policy(deadline_s=0.0)
 
 
 class Caller:
-    """Sends messages by a pool of connections, under a retry policy."""
+    """Sends messages over a link, under a retry policy."""
 
-    def __init__(self, pool: ConnectionPool, policy: Policy) -> None:
-        self.pool = pool
+    def __init__(self, link: Link, policy: Policy) -> None:
+        self.link = link
         self.policy = policy
 
     def call(
@@ -34,46 +34,27 @@ class Caller:
         """Send `request` until answered and return the reply, which must be a `reply`.
 
         A mutation must carry its slot and sequence: it may be sent several times. Raises the error
-        that the service answers; Unreachable or ConnectionLost after the policy's deadline, and
-        OutcomeUnknown instead if a mutation may have been carried out.
+        that the service answers; Unreachable, ConnectionLost or DeadlineExceeded after the policy's
+        deadline, and OutcomeUnknown instead if a mutation may have been carried out.
         """
         body = encode_message(request)
         progress: _Progress | None = None
         while True:
+            at = self.link.at
             try:
-                message = self._attempt(body)
-            except (FfsError, _Refused) as failure:
-                if progress is None:
-                    progress = _Progress(policy or self.policy, mutation, len(self.pool.servers))
-                if isinstance(failure, _Refused):
-                    progress.after(failure.error, self.pool, failure.retry_after_s)
-                else:
-                    progress.after(failure, self.pool)
+                message = self.link.exchange(body)
+            except FfsError as failure:
+                error, retry_after_s = failure, 0.0
             else:
-                if type(message) is not reply:
+                if type(message) is reply:
+                    return message
+                if type(message) is not ErrorReply:
                     raise ProtocolError(f"{type(request).__name__} is answered by {type(message).__name__}")
-                return message
-
-    def _attempt(self, body: bytes) -> Message:
-        pool = self.pool
-        connection = pool.take()
-        try:
-            message = connection.call(body)
-        except BaseException:
-            connection.close()
-            raise
-        pool.give(connection)
-        if type(message) is ErrorReply:
-            raise _Refused(to_error(message), message.retry_after_ms / 1000)
-        return message
-
-
-class _Refused(Exception):
-    """The service answered with an error."""
-
-    def __init__(self, error: FfsError, retry_after_s: float) -> None:
-        self.error = error
-        self.retry_after_s = retry_after_s
+                error, retry_after_s = to_error(message), message.retry_after_ms / 1000
+            if progress is None:
+                progress = _Progress(policy or self.policy, mutation, len(self.link.servers))
+            if progress.after(error, retry_after_s) is Next.ELSEWHERE:
+                self.link.turn_from(at)
 
 
 class _Progress:
@@ -87,8 +68,8 @@ class _Progress:
         self._number = 0
         self._lost = False
 
-    def after(self, error: FfsError, pool: ConnectionPool, retry_after_s: float = 0.0) -> None:
-        """Wait and turn to another server as decided, or raise."""
+    def after(self, error: FfsError, retry_after_s: float) -> Next:
+        """Wait as decided and say where to send the request again, or raise."""
         attempt = Attempt(
             kind=kind_of(error),
             number=self._number,
@@ -100,14 +81,11 @@ class _Progress:
         )
         decision = decide(self._policy, attempt, random.random())
         if decision.next is Next.RAISE:
-            raise error from error.__cause__
+            raise error
         if decision.next is Next.RAISE_UNKNOWN:
-            raise OutcomeUnknown(
-                f"no answer in {self._policy.deadline_s:g} s; the request may have been carried out: {error}"
-            ) from error
+            raise OutcomeUnknown(f"the request may have been carried out: {error}") from error
         self._number += 1
         self._lost = self._lost or attempt.kind is Kind.LOST
-        if decision.next is Next.ELSEWHERE:
-            pool.turn_away_from(pool.preferred)
         if decision.delay_s:
             time.sleep(decision.delay_s)
+        return decision.next

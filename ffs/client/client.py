@@ -20,7 +20,6 @@ from ffs import errors
 from ffs.client.address import ClusterAddress, resolve_address
 from ffs.client.core import ClientOptions, Core
 from ffs.client.files import FileCalls
-from ffs.client.spaces import KvCalls
 from ffs.proto.cluster import GetStatus, StatusReply
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _TRANSPORTS = ("auto", "tcp", "local")
 
 
-class Client(FileCalls, KvCalls):
+class Client(FileCalls):
     """A cluster, as one process sees it: names, files, KV spaces. Thread-safe.
 
     Use it as a context manager, or close it; files that are still open are closed with it.
@@ -37,6 +36,7 @@ class Client(FileCalls, KvCalls):
 
     def __init__(self, address: ClusterAddress, options: ClientOptions) -> None:
         """Made by `connect`; makes no connection yet."""
+        self._key = (address, options)
         self._address = address
         self._options = options
         self._core: Core | None = None
@@ -80,8 +80,7 @@ class Client(FileCalls, KvCalls):
                 if self._address.cluster == b"":
                     # From now on another cluster at this address is refused.
                     self._address = ClusterAddress(self._address.servers, cluster)
-                    core.pool.demand_cluster(cluster)
-                self._device = zlib.crc32(cluster)
+                    self._device = zlib.crc32(cluster)
                 self._core = core
             return self._core
 
@@ -166,7 +165,7 @@ class Client(FileCalls, KvCalls):
             core.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _client_for, (self._address, self._options)
+        return _client_for, self._key
 
     def _after_fork_in_child(self) -> None:
         """Locks may be held by threads that don't exist here: everything is made anew."""
@@ -256,10 +255,16 @@ def default_client() -> Client:
 
 
 def _client_for(address: ClusterAddress, options: ClientOptions) -> Client:
+    """This process's client of that address: one that is open already, or one that is kept from now on."""
     with _shared_lock:
-        client = _shared.get((address, options))
-        if client is None:
-            client = _shared[(address, options)] = Client(address, options)
+        key = (address, options)
+        client = _shared.get(key)
+        if client is not None:
+            return client
+        for known in list(_clients):
+            if known._key == key and not known._closed:
+                return known
+        client = _shared[key] = Client(address, options)
         return client
 
 

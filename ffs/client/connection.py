@@ -1,183 +1,121 @@
-"""Blocking control connections to the metadata services, pooled. docs/client.md, Connections.
+"""The control connection to one of the metadata services. docs/client.md, Connections.
 
-A connection carries one request at a time; a thread takes one from the pool for each call, so
-N threads use N connections. Nothing here retries: `ffs.client.caller` decides.
-
-After a fork the child calls `ConnectionPool.abandon`: descriptors are closed without a word to
-the server, which goes on talking to the parent.
+One connection at a time, shared by all threads of the process (ffs.rpc.blocking combines their
+requests). Nothing here retries: `ffs.client.caller` decides.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-from collections import deque
-from dataclasses import dataclass, replace
+import threading
+import time
+from dataclasses import dataclass
 
-from ffs.errors import ConnectionLost, FfsError, ProtocolError, Unreachable
-from ffs.proto.common import HelloReply, Message
+from ffs.errors import ConnectionLost, FfsError, Unreachable
+from ffs.proto.common import Message
 from ffs.rpc.address import Address, format_address
-from ffs.rpc.codec import decode_message, result_of
-from ffs.rpc.frame import REPLY, REQUEST, FrameDecoder, encode_frame
+from ffs.rpc.blocking import BlockingConnection
+from ffs.rpc.codec import decode_message
 from ffs.rpc.handshake import AskerHandshake
-
-_RECEIVE_BYTES = 256 * 1024
-_MAX_IDLE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """What each connection of a client is made with. Times in seconds."""
 
-    cluster: bytes = b""
     secret: bytes | None = None
     name: str = ""
     connect_timeout_s: float = 3.0
-    reply_timeout_s: float = 15.0
+    reply_timeout_s: float = 10.0
+    """After which an unanswered request is sent again, to another service if there is one."""
 
 
-class Connection:
-    """One control connection after its handshake. One thread at a time."""
+class Link:
+    """A connection to the service that is preferred now, made when it is needed. Thread-safe."""
 
-    __slots__ = ("_decoder", "_next_id", "_socket", "hello", "server")
-
-    def __init__(self, server: Address, options: ConnectionOptions) -> None:
-        """Connects and says hello. Blocking, at most connect + reply timeout.
-
-        Raises Unreachable (nobody there), ConnectionLost, WrongCluster, Unauthenticated,
-        VersionMismatch, ProtocolError.
-        """
-        self.server = server
-        self._decoder = FrameDecoder()
-        self._next_id = 1
-        try:
-            self._socket = socket.create_connection(server, timeout=options.connect_timeout_s)
-        except OSError as error:
-            raise Unreachable(
-                f"no metadata service at {format_address(server)}: {error.strerror or error}"
-            ) from error
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.settimeout(None)  # a blocking socket with kernel timeouts needs no poll() a call
-            self.set_reply_timeout(options.reply_timeout_s)
-            self.hello = self._shake_hands(options)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def set_reply_timeout(self, seconds: float) -> None:
-        """How long `call` waits for its reply before ConnectionLost."""
-        value = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-
-    def _shake_hands(self, options: ConnectionOptions) -> HelloReply:
-        shake = AskerHandshake(
-            role="client", cluster=options.cluster, secret=options.secret, name=options.name
-        )
-        body: bytes | None = shake.hello
-        while body is not None:
-            body = shake.receive(result_of(self._exchange(body)))
-        if not shake.done or shake.reply is None:
-            raise ProtocolError(f"{format_address(self.server)} didn't answer hello")
-        return shake.reply
-
-    def call(self, body: bytes) -> Message:
-        """Send one request and wait for its reply, which may be an ErrorReply.
-
-        Raises ConnectionLost (it may have been carried out or not) and ProtocolError; after
-        either the connection must be closed.
-        """
-        return decode_message(self._exchange(body))
-
-    def _exchange(self, body: bytes) -> bytes:
-        request_id = self._next_id
-        self._next_id = request_id + 1
-        try:
-            self._socket.sendall(encode_frame(REQUEST, request_id, body))
-            return self._receive(request_id)
-        except FfsError:
-            raise
-        except OSError as error:
-            raise self._lost(
-                "no answer in time" if isinstance(error, BlockingIOError) else str(error)
-            ) from error
-
-    def _receive(self, request_id: int) -> bytes:
-        while True:
-            data = self._socket.recv(_RECEIVE_BYTES)
-            if not data:
-                raise self._lost("it closed the connection")
-            for kind, got_id, reply in self._decoder.feed(data):
-                if kind == REPLY and got_id == request_id:
-                    return reply
-                raise ProtocolError(f"{format_address(self.server)} answered what wasn't asked")
-
-    def _lost(self, reason: str) -> ConnectionLost:
-        return ConnectionLost(f"connection to metadata service {format_address(self.server)}: {reason}")
-
-    def close(self) -> None:
-        """Release the descriptor. In a child of fork this says nothing to the server."""
-        self._socket.close()
-
-
-class ConnectionPool:
-    """Idle connections, the latest used first (its thread's memory is warm). Thread-safe."""
-
-    def __init__(self, servers: tuple[Address, ...], options: ConnectionOptions) -> None:
+    def __init__(self, servers: tuple[Address, ...], cluster: bytes, options: ConnectionOptions) -> None:
+        """`cluster` b"" takes the first service's id, and holds all others to it. Doesn't connect."""
         self.servers = servers
-        self.options = options
-        self._idle: deque[Connection] = deque()
-        self._preferred = 0  # index of the server that answered last
+        self.cluster = cluster
+        self._options = options
+        self._lock = threading.Lock()
+        self._at = 0
+        self._connection: BlockingConnection | None = None
         self._closed = False
 
-    def take(self) -> Connection:
-        """An idle connection, or a new one to the preferred server. Raises as Connection does."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self.connect()
+    def exchange(self, body: bytes) -> Message:
+        """Send one request and wait for its reply, which may be an ErrorReply. Blocking.
 
-    def connect(self) -> Connection:
-        """A new connection to the preferred server, outside the idle ones."""
-        return Connection(self.servers[self._preferred % len(self.servers)], self.options)
+        Raises Unreachable (it wasn't sent); ConnectionLost, DeadlineExceeded, ShutDown (perhaps it was);
+        WrongCluster, Unauthenticated, VersionMismatch, ProtocolError.
+        """
+        connection = self._connection
+        if connection is None or connection.lost is not None:
+            connection = self.connect()
+        bodies = connection.exchange((body,), time.monotonic() + self._options.reply_timeout_s)
+        return decode_message(bodies[0])
 
-    def give(self, connection: Connection) -> None:
-        """Take back a healthy connection."""
-        if self._closed or len(self._idle) >= _MAX_IDLE:
-            connection.close()
-        else:
-            self._idle.append(connection)
+    def connect(self) -> BlockingConnection:
+        """The connection, made if there is none. Blocking, at most the connect timeout."""
+        with self._lock:
+            connection = self._connection
+            if connection is not None and connection.lost is None:
+                return connection
+            if self._closed:
+                raise Unreachable("this client is closed")
+            options = self._options
+            shake = AskerHandshake(
+                role="client", cluster=self.cluster, secret=options.secret, name=options.name
+            )
+            connection = BlockingConnection(self.servers[self._at], shake, options.connect_timeout_s)
+            self.cluster = connection.cluster
+            self._connection = connection
+            return connection
 
-    def turn_away_from(self, server: Address) -> None:
-        """Prefer the next server, and drop idle connections to `server`: they are likely as broken."""
-        if self.servers[self._preferred % len(self.servers)] == server:
-            self._preferred = (self._preferred + 1) % len(self.servers)
-        for _ in range(len(self._idle)):
-            with contextlib.suppress(IndexError):
-                connection = self._idle.popleft()
-                if connection.server == server:
-                    connection.close()
-                else:
-                    self._idle.append(connection)
+    def connect_any(self) -> None:
+        """Connect to some service; each is tried once. Blocking.
 
-    def demand_cluster(self, cluster: bytes) -> None:
-        """From now on refuse services of another cluster."""
-        self.options = replace(self.options, cluster=cluster)
+        Raises Unreachable, naming all that failed, or what the only service refused us with.
+        """
+        failures: list[str] = []
+        for _ in self.servers:
+            at = self._at
+            try:
+                self.connect()
+                return
+            except (Unreachable, ConnectionLost) as error:
+                failures.append(error.message)
+            except FfsError as error:
+                if len(self.servers) == 1:
+                    raise
+                failures.append(f"{format_address(self.servers[at])}: {error.message}")
+            self.turn_from(at)
+        raise Unreachable("; ".join(failures))
 
     @property
-    def preferred(self) -> Address:
-        """The server that new connections go to."""
-        return self.servers[self._preferred % len(self.servers)]
+    def at(self) -> int:
+        """The index of the preferred service: for `turn_from`."""
+        return self._at
+
+    def turn_from(self, at: int) -> None:
+        """Go on to the next service, unless another thread already did."""
+        with self._lock:
+            if self._at != at or len(self.servers) == 1:
+                return
+            self._at = (at + 1) % len(self.servers)
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        """Close what is idle; what is taken is closed when it is given back."""
+        """End the connection; who waits gets ShutDown. Repeatable."""
         self._closed = True
-        self.abandon()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def abandon(self) -> None:
-        """Close the descriptors of idle connections without a word (also in a child of fork)."""
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+        """In a child of fork: close the inherited descriptor without a word to the server."""
+        self._closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.forget()

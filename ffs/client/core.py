@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 
 from ffs.client.address import ClusterAddress
 from ffs.client.caller import Caller
-from ffs.client.connection import ConnectionOptions, ConnectionPool
+from ffs.client.connection import ConnectionOptions, Link
 from ffs.client.retry import Policy
 from ffs.client.routing import Routing
 from ffs.client.session import Renewer, Session, open_session
-from ffs.errors import Fenced, FfsError, ShutDown, Unreachable
+from ffs.errors import Fenced, ShutDown, Unreachable
 from ffs.proto import meta
 from ffs.proto.common import Creds, Message
-from ffs.rpc.address import format_address
 
 M = TypeVar("M", bound=Message)
 
@@ -52,19 +51,20 @@ class Core:
         self.options = options
         label = f"{socket.gethostname()} {os.path.basename(sys.argv[0] or 'python')} {os.getpid()}"
         self._label = label
-        self.pool = ConnectionPool(
+        self.link = Link(
             address.servers,
+            address.cluster,
             ConnectionOptions(
-                cluster=address.cluster,
                 secret=options.secret,
                 name=label,
                 connect_timeout_s=options.connect_timeout_s,
+                reply_timeout_s=min(10.0, options.request_timeout_s),
             ),
         )
-        self.caller = Caller(self.pool, Policy(deadline_s=options.request_timeout_s))
+        self.caller = Caller(self.link, Policy(deadline_s=options.request_timeout_s))
         self.routing = Routing(self.caller)
         self.creds = Creds(os.geteuid(), os.getegid(), tuple(os.getgroups()))
-        self.umask = _read_umask()
+        self.umask = read_umask()
         self.closed = False
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -73,27 +73,16 @@ class Core:
     def greet(self) -> bytes:
         """Connect to some metadata service and return the cluster's id. Blocking.
 
-        Each service is tried once. Raises Unreachable that names all of them, or what a service
-        that answered refused us with (WrongCluster, Unauthenticated, VersionMismatch).
+        Each service is tried once. Raises Unreachable that names all of them, or what the only service
+        refused us with (WrongCluster, Unauthenticated, VersionMismatch).
         """
-        failures: list[str] = []
-        for _ in self.pool.servers:
-            try:
-                connection = self.pool.take()
-            except Unreachable as error:
-                failures.append(error.message)
-                self.pool.turn_away_from(self.pool.preferred)
-            except FfsError as error:
-                if len(self.pool.servers) == 1 or isinstance(error, PermissionError):
-                    raise
-                failures.append(f"{format_address(self.pool.preferred)}: {error.message}")
-                self.pool.turn_away_from(self.pool.preferred)
-            else:
-                self.pool.give(connection)
-                return connection.hello.cluster
-        raise Unreachable(
-            "; ".join(failures) + ". Is the cluster up (`ffs up`), and the address right (FFS_CLUSTER)?"
-        )
+        try:
+            self.link.connect_any()
+        except Unreachable as error:
+            raise Unreachable(
+                f"{error.message}. Is the cluster up (`ffs up`), and the address right (FFS_CLUSTER)?"
+            ) from error
+        return self.link.cluster
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -165,20 +154,20 @@ class Core:
                 self._renewer.stop()
             if self._session is not None:
                 self._session.close()
-            self.pool.close()
+            self.link.close()
 
     def abandon(self) -> None:
         """In a child of fork: let go of the parent's descriptors without a word to any server."""
         self.closed = True
         if self._session is not None:
             self._session.abandon()
-        self.pool.abandon()
+        self.link.abandon()
 
 
 _CLOSED = "the client is closed; connect again"
 
 
-def _read_umask() -> int:
+def read_umask() -> int:
     """This process's umask, without changing it (os.umask would, for all threads)."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:

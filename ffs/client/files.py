@@ -102,14 +102,14 @@ class FileCalls(Namespace):
             except FileNotFoundError:
                 pass
             else:
-                if there.ino == reader.inode:  # type: ignore[attr-defined]
+                if there.ino == reader.inode:
                     raise errors.InvalidArgument(
                         "source and target are the same file", source_text, target_text
                     )
             with self.open(target_text, "wb", 0) as writer:
                 buffer = bytearray(_COPY_BYTES)
                 view = memoryview(buffer)
-                while count := reader.readinto(buffer):  # type: ignore[attr-defined]
+                while count := reader.readinto(buffer):
                     writer.write(view[:count])
         return target_text
 

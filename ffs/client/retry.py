@@ -76,9 +76,12 @@ class Attempt:
 
 def kind_of(error: errors.FfsError) -> Kind:
     """The kind of an error, whether a reply carried it or the connection raised it."""
-    if isinstance(error, errors.Unreachable | errors.NotPrimary | errors.ShutDown):
+    if isinstance(error, errors.Unreachable | errors.NotPrimary):
         return Kind.NOT_SENT
-    if isinstance(error, errors.ConnectionLost | errors.OutcomeUnknown):
+    if isinstance(error, errors.ConnectionLost | errors.DeadlineExceeded | errors.ShutDown):
+        # ShutDown: another thread turned to the next service, or a service is going away.
+        return Kind.LOST
+    if isinstance(error, errors.OutcomeUnknown):
         return Kind.LOST
     if isinstance(error, errors.Fenced):
         return Kind.SESSION_OVER

@@ -85,7 +85,7 @@ class Routing:
             table = self._table(layout)
         if table is None:
             raise StaleRouting(
-                f"chain table {layout.table} version {layout.table_version} isn't in routing epoch {self.epoch}"
+                f"chain table {layout.table} version {layout.table_version} isn't in epoch {self.epoch}"
             )
         return Placement(layout, table.chains)
 
