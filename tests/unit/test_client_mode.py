@@ -70,9 +70,9 @@ def test_contradictions_are_those_of_the_builtin(
     tmp_path: Path, mode: str, buffering: int, given: dict[str, str]
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError):  # noqa: PT011 - the builtin words it by version
         open(tmp_path / "file", mode, buffering, **given)  # type: ignore[call-overload]  # noqa: SIM115
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError):  # noqa: PT011 - the builtin words it by version
         arguments(mode, buffering, **given)
 
 
