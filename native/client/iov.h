@@ -1,0 +1,96 @@
+// Iov: the shared buffer that requests read into and write from (docs/ring.md, Iov). Always shared
+// memory, so that servers of the same host move data straight to and from it, and other processes
+// can share it. Any thread; nothing blocks but create (page allocation) and take_back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+#include "net/shared_memory.h"
+
+namespace ffs::client {
+
+// Registered with a server in pieces of this size (docs/craq.md, Buffers).
+constexpr uint64_t kExtentBytes = 64ull << 20;
+constexpr uint64_t kPageBytes = 4096;
+
+struct IovOptions {
+  uint64_t size_bytes = 0;  // rounded up to pages
+  int numa_node = -1;       // -1: any
+  bool huge_pages = false;
+  int fd = -1;  // -1: a new memfd; else a shared file to map (duplicated)
+};
+
+class Iov {
+ public:
+  // EINVAL, ENOMEM (huge pages not reserved), or what the system says.
+  static Result<std::unique_ptr<Iov>> create(const IovOptions& options);
+  ~Iov();
+
+  uint8_t* data() const { return mapping_.data(); }
+  uint64_t size() const { return mapping_.size(); }
+  int fd() const { return fd_.get(); }
+  uint64_t serial() const { return serial_; }  // unique in the process, never used again
+
+  // Whether servers of this host may be given its pages: a sealed memfd of small pages.
+  bool shareable() const { return shareable_; }
+  // Whether a read may go straight into [offset, offset + length): whole pages in one extent, so
+  // that the slice can be taken back on its own.
+  bool direct_slice(uint64_t offset, uint64_t length) const {
+    return shareable_ && offset % kPageBytes == 0 && length % kPageBytes == 0 &&
+           in_one_extent(offset, length);
+  }
+  bool in_one_extent(uint64_t offset, uint64_t length) const {
+    return length > 0 && offset / kExtentBytes == (offset + length - 1) / kExtentBytes;
+  }
+  uint64_t extent_of(uint64_t offset) const { return offset / kExtentBytes; }
+  uint64_t extent_begin(uint64_t extent) const { return extent * kExtentBytes; }
+  uint64_t extent_bytes(uint64_t extent) const {
+    const uint64_t begin = extent_begin(extent);
+    return size() - begin < kExtentBytes ? size() - begin : kExtentBytes;
+  }
+  // The region id under which an extent is registered now. Changes when a slice is taken back.
+  uint64_t region(uint64_t extent) const { return regions_[extent].load(std::memory_order_acquire); }
+
+  // Takes [offset, offset + length) (a direct_slice) back from whoever may still write into its
+  // pages: they leave the memfd, new ones (zeros) take their place, and the extent gets a new
+  // region id. False: a server can touch the slice still (the kernel kept the pages).
+  bool take_back(uint64_t offset, uint64_t length);
+
+  // Requests that use it now; destroying is refused meanwhile.
+  void use() { uses_.fetch_add(1, std::memory_order_relaxed); }
+  void unuse() { uses_.fetch_sub(1, std::memory_order_release); }
+  bool used() const { return uses_.load(std::memory_order_acquire) != 0; }
+
+ private:
+  Iov() = default;
+  Status adopt(int fd);
+  Status place(int numa_node);
+
+  Fd fd_;
+  net::Mapping mapping_;
+  bool shareable_ = false;
+  uint64_t serial_ = 0;
+  std::unique_ptr<std::atomic<uint64_t>[]> regions_;  // by extent
+  std::atomic<uint64_t> uses_{0};
+};
+
+// The Iovs that exist, so that a handle can be checked before it is used and rings can drop the
+// regions of those that are gone.
+class IovRegistry {
+ public:
+  static void add(Iov* iov);
+  // EBUSY while requests use it; ENOENT: no such Iov.
+  static Status remove(Iov* iov);
+  // Whether it exists; if so it is marked used (unuse() ends that).
+  static bool acquire(Iov* iov);
+  static bool alive(uint64_t serial);
+  // Grows with each Iov that goes.
+  static uint64_t removals();
+};
+
+}  // namespace ffs::client

@@ -1,0 +1,215 @@
+#include "client/link.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace ffs::client {
+
+using wire::Detail;
+using wire::Type;
+
+namespace {
+// Control frames have request ids whose low half is 0; those of requests never are (slot.h).
+constexpr uint64_t kHelloId = 0;
+constexpr uint32_t kControlShift = 32;
+}  // namespace
+
+Link::Link(Client& client, Endpoint endpoint) : client_(client), endpoint_(std::move(endpoint)) {
+  drops_seen_ = client.capabilities().drops();
+  removals_seen_ = IovRegistry::removals();
+}
+
+bool Link::may_be_local() const {
+  if (client_.options().transport == TransportChoice::kTcp) return false;
+  if (client_.options().transport == TransportChoice::kLocal) return true;
+  return !local_refused && !endpoint_.socket_path.empty() && endpoint_.host_id == client_.host_id();
+}
+
+Status Link::start(uint64_t now_ns) {
+  FFS_CHECK(state_ == State::kIdle && connection_ == nullptr);
+  transport_ = may_be_local() ? net::Transport::kLocal : net::Transport::kTcp;
+  auto fd = local() ? net::connect_local(endpoint_.socket_path.c_str())
+                    : net::connect_tcp(endpoint_.host.c_str(), endpoint_.port,
+                                       client_.options().congestion.c_str());
+  if (!fd.ok()) return fd.error();
+  connection_ = std::make_unique<net::Connection>(std::move(*fd), transport_);
+  state_ = State::kConnecting;
+  connect_deadline_ns = now_ns + client_.options().connect_timeout_ms * 1000000ull;
+  return ok_status();
+}
+
+Status Link::on_connected() {
+  FFS_CHECK(state_ == State::kConnecting);
+  FFS_TRY_STATUS(net::connect_result(connection_->socket));
+  wire::Hello hello{};
+  std::memcpy(hello.cluster, client_.options().cluster.data(), sizeof hello.cluster);
+  hello.client = client_.options().client.value;
+  hello.role = static_cast<uint8_t>(wire::Role::kClient);
+  hello.version_min = hello.version_max = wire::kProtocolVersion;
+  connection_->queue.push(Type::kHello, kHelloId, hello);
+  state_ = State::kHello;
+  return ok_status();
+}
+
+Status Link::on_hello_reply(const net::Frame& frame, Detail* detail) {
+  *detail = Detail::kBadFrame;
+  if (frame.type != Type::kHelloReply || frame.request_id != kHelloId || frame.payload_bytes != 0) {
+    return Error::of(EPROTO, "the server's first frame isn't the reply to hello");
+  }
+  const auto answer = frame.as<wire::HelloReply>();
+  *detail = static_cast<Detail>(answer.detail);
+  if (answer.status != 0)
+    return Error::of(static_cast<int>(answer.status), "the server refuses the connection");
+  if (std::memcmp(answer.cluster, client_.options().cluster.data(), sizeof answer.cluster) != 0) {
+    *detail = Detail::kWrongCluster;
+    return Error::of(EPROTO, "the server belongs to another cluster");
+  }
+  if (answer.version != wire::kProtocolVersion) {
+    *detail = Detail::kVersion;
+    return Error::of(EPROTO, "the server chose a protocol version that wasn't offered");
+  }
+  state_ = State::kReady;
+  failures = 0;
+  return ok_status();
+}
+
+void Link::disconnect(std::vector<uint64_t>* released) {
+  if (connection_ != nullptr) connection_->queue.clear(released);
+  connection_.reset();
+  state_ = State::kIdle;
+  handles_.clear();
+  last_handle_ = 0;
+  regions_.clear();
+  cached_region_ = 0;
+  asked_.clear();
+  receiving = kNoSlot;
+  wants_write = false;
+  suspect = false;
+}
+
+uint64_t Link::ask(Control kind, uint64_t what, Fd fd) {
+  const uint64_t id = ++last_control_ << kControlShift;
+  asked_.emplace(id, Asked{kind, what, std::move(fd)});
+  return id;
+}
+
+// --- capabilities -----------------------------------------------------------------------------
+
+Result<uint32_t> Link::capability(uint32_t id) {
+  const uint64_t current = client_.capabilities().issue(id);
+  if (current == 0) return Error::of(EBADF, "the capability was dropped");
+  if (id < handles_.size() && handles_[id].issue == current) return handles_[id].handle;
+  const uint64_t issue = client_.capabilities().copy(id, &bytes_);
+  if (issue == 0) return Error::of(EBADF, "the capability was dropped");
+  if (id >= handles_.size()) handles_.resize(id + 1);
+  const uint32_t old = handles_[id].handle;
+  handles_[id] = {issue, ++last_handle_};
+  connection_->queue.push(Type::kOpenCapability, ask(Control::kCapability, id),
+                          wire::OpenCapability{last_handle_, 0}, net::Bytes(bytes_));
+  // What was sent under the old handle stands before this on the connection.
+  if (old != 0) connection_->queue.push(Type::kCloseCapability, 0, wire::OpenCapability{old, 0});
+  return last_handle_;
+}
+
+void Link::forget_capability(uint32_t id) {
+  if (id >= handles_.size() || handles_[id].handle == 0) return;
+  connection_->queue.push(Type::kCloseCapability, 0, wire::OpenCapability{handles_[id].handle, 0});
+  handles_[id] = {};
+}
+
+// --- regions ----------------------------------------------------------------------------------
+
+uint64_t Link::region(Iov& iov, uint64_t offset, uint64_t length, bool into) {
+  if (!local() || !iov.shareable() || !iov.in_one_extent(offset, length)) return 0;
+  if (into && !iov.direct_slice(offset, length)) return 0;
+  const uint64_t extent = iov.extent_of(offset);
+  const uint64_t id = iov.region(extent);
+  if (id != cached_region_) {
+    auto found = regions_.find(id);
+    if (found == regions_.end()) {
+      register_extent(iov, extent, id);
+      return 0;
+    }
+    cached_region_ = id;
+    cached_state_ = found->second.state;
+  }
+  if (cached_state_ == RegionState::kDirect) return id;
+  return cached_state_ == RegionState::kReadable && !into ? id : 0;
+}
+
+void Link::register_extent(Iov& iov, uint64_t extent, uint64_t id) {
+  // An earlier id of the extent: its slice was taken back since.
+  for (auto& [old, region] : regions_) {
+    if (region.iov_serial == iov.serial() && region.extent == extent) {
+      unregister(old);
+      break;
+    }
+  }
+  Fd fd(::fcntl(iov.fd(), F_DUPFD_CLOEXEC, 0));  // the Iov may go before the frame does
+  regions_[id] = {fd.valid() ? RegionState::kAsked : RegionState::kRefused, iov.serial(), extent};
+  if (!fd.valid()) return;
+  const int borrowed = fd.get();
+  const wire::RegisterRegion request{id, iov.extent_bytes(extent), iov.extent_begin(extent), 0, 0};
+  connection_->queue.push(Type::kRegisterRegion, ask(Control::kRegister, id, std::move(fd)), request, {}, {},
+                          0, borrowed);
+}
+
+void Link::unregister(uint64_t region) {
+  connection_->queue.push(Type::kUnregisterRegion, ask(Control::kUnregister, region),
+                          wire::UnregisterRegion{region});
+  regions_.erase(region);
+  if (cached_region_ == region) cached_region_ = 0;
+}
+
+void Link::forget_region(uint64_t region) {
+  if (regions_.find(region) != regions_.end()) unregister(region);
+}
+
+bool Link::on_control_reply(const net::Frame& frame) {
+  auto found = asked_.find(frame.request_id);
+  if (found == asked_.end()) return false;
+  const Asked asked = std::move(found->second);
+  asked_.erase(found);
+  const auto reply = frame.as<wire::StatusReply>();
+  switch (asked.kind) {
+    case Control::kCapability:  // a refusal shows in the requests that name the handle
+      return frame.type == Type::kOpenCapabilityReply;
+    case Control::kRegister: {
+      if (frame.type != Type::kRegisterRegionReply) return false;
+      auto region = regions_.find(asked.what);
+      if (region == regions_.end()) return true;
+      region->second.state = reply.status != 0  ? RegionState::kRefused
+                             : reply.value == 1 ? RegionState::kDirect
+                                                : RegionState::kReadable;
+      cached_region_ = 0;
+      return true;
+    }
+    case Control::kUnregister:
+      return frame.type == Type::kUnregisterRegionReply;
+  }
+  return false;
+}
+
+void Link::sweep() {
+  if (!ready()) return;
+  const uint64_t drops = client_.capabilities().drops();
+  if (drops != drops_seen_) {
+    drops_seen_ = drops;
+    for (uint32_t id = 0; id < handles_.size(); id++) {
+      if (handles_[id].handle != 0 && client_.capabilities().issue(id) == 0) forget_capability(id);
+    }
+  }
+  const uint64_t removals = IovRegistry::removals();
+  if (removals != removals_seen_) {
+    removals_seen_ = removals;
+    std::vector<uint64_t> gone;
+    for (const auto& [id, region] : regions_) {
+      if (!IovRegistry::alive(region.iov_serial)) gone.push_back(id);
+    }
+    for (const uint64_t id : gone) unregister(id);
+  }
+}
+
+}  // namespace ffs::client

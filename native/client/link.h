@@ -1,0 +1,116 @@
+// Link: a ring's connection to one shard of a server - connecting, hello, the capabilities and
+// regions that the server has been told of (docs/ring.md, Connections). Belongs to its ring's
+// thread; never blocks. Requests are the ring's business: it pushes them into `queue()`.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "client/client.h"
+#include "client/iov.h"
+#include "client/slot.h"
+#include "net/socket.h"
+
+namespace ffs::client {
+
+class Link {
+ public:
+  enum class State : uint8_t { kIdle, kConnecting, kHello, kReady };
+
+  Link(Client& client, Endpoint endpoint);
+
+  const Endpoint& endpoint() const { return endpoint_; }
+  State state() const { return state_; }
+  bool ready() const { return state_ == State::kReady; }
+  bool local() const { return transport_ == net::Transport::kLocal; }
+  net::Connection& connection() { return *connection_; }
+  bool connected() const { return connection_ != nullptr; }
+
+  // Begins to connect. An error: nothing listens there, or the like.
+  Status start(uint64_t now_ns);
+  // Connecting has ended; says hello.
+  Status on_connected();
+  // Takes the reply to hello; an error is the server's refusal (detail in *detail).
+  Status on_hello_reply(const net::Frame& frame, wire::Detail* detail);
+  // Forgets the connection and all that the server knew through it. `released` gets the tokens
+  // of payloads that were still queued.
+  void disconnect(std::vector<uint64_t>* released);
+
+  // The handle of a capability on this connection; opens it (or its newer issue) if need be.
+  // EBADF: the capability is gone.
+  Result<uint32_t> capability(uint32_t id);
+  void forget_capability(uint32_t id);  // the next use opens it again
+
+  // The region to name for a slice, or 0: send inline. Registers the extent on first use; it
+  // counts once the server has said so. `into`: the server is to write there.
+  uint64_t region(Iov& iov, uint64_t offset, uint64_t length, bool into);
+  void forget_region(uint64_t region);
+  // Takes replies to control frames; false: not one of this link's.
+  bool on_control_reply(const net::Frame& frame);
+  // Closes capabilities that were dropped and regions of Iovs that are gone.
+  void sweep();
+
+  // What the ring keeps here.
+  SlotList waiting;  // queued slots, to be sent
+  SlotList in_flight;
+  uint64_t inflight_bytes = 0;
+  uint64_t load_bytes = 0;  // waiting and in flight
+  uint64_t connect_deadline_ns = 0;
+  uint64_t retry_ns = 0;  // no connecting before
+  uint32_t failures = 0;  // since it last was ready
+  uint64_t last_receive_ns = 0;
+  bool suspect = false;      // says nothing though asked: reads go elsewhere
+  bool dirty = false;        // stands in the ring's list of links to pump
+  bool wants_write = false;  // EPOLLOUT is armed
+  bool local_refused = false;
+
+  // The payload that is being received.
+  uint32_t receiving = kNoSlot;  // kNoSlot: thrown away
+  wire::ReadReply read_reply{};
+  std::vector<uint32_t> granule_crcs;
+  std::vector<wire::ReadPatch> patches;
+  std::vector<uint8_t> scratch;
+
+ private:
+  struct Handle {
+    uint64_t issue = 0;
+    uint32_t handle = 0;
+  };
+  enum class RegionState : uint8_t { kAsked, kDirect, kReadable, kRefused };
+  struct Region {
+    RegionState state = RegionState::kAsked;
+    uint64_t iov_serial = 0;
+    uint64_t extent = 0;
+  };
+  enum class Control : uint8_t { kCapability, kRegister, kUnregister };
+  struct Asked {
+    Control kind;
+    uint64_t what;
+    Fd fd;  // that goes with the frame: the send queue borrows it
+  };
+
+  bool may_be_local() const;
+  uint64_t ask(Control kind, uint64_t what, Fd fd = Fd());
+  void register_extent(Iov& iov, uint64_t extent, uint64_t id);
+  void unregister(uint64_t region);
+
+  Client& client_;
+  Endpoint endpoint_;
+  State state_ = State::kIdle;
+  net::Transport transport_ = net::Transport::kTcp;
+  std::unique_ptr<net::Connection> connection_;
+  std::vector<Handle> handles_;  // by capability id
+  uint32_t last_handle_ = 0;
+  std::unordered_map<uint64_t, Region> regions_;
+  uint64_t cached_region_ = 0;  // the last one that regions_ was asked for
+  RegionState cached_state_ = RegionState::kAsked;
+  std::unordered_map<uint64_t, Asked> asked_;
+  uint64_t last_control_ = 0;
+  uint64_t drops_seen_ = 0;
+  uint64_t removals_seen_ = 0;
+  std::vector<uint8_t> bytes_;  // of a capability, reused
+};
+
+}  // namespace ffs::client

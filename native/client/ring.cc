@@ -1,0 +1,379 @@
+#include "client/ring.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ffs/wire.h"
+
+namespace ffs::client {
+
+using wire::Detail;
+
+namespace {
+
+constexpr uint32_t kMaxExistsKeys = wire::kMaxVarBytes / sizeof(wire::ExistsKey);
+constexpr uint64_t kForever = ~0ull;
+
+bool moves_data(uint8_t op) {
+  return op == FFS_OP_READ || op == FFS_OP_WRITE || op == FFS_OP_REPLACE || op == FFS_OP_CREATE ||
+         op == FFS_OP_EXISTS;
+}
+
+bool is_update(uint8_t op) {
+  return op != FFS_OP_READ && op != FFS_OP_EXISTS && op != FFS_OP_LAST_CHUNK;
+}
+
+}  // namespace
+
+uint64_t now_ns() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
+}
+
+Ring::Ring(std::shared_ptr<Client> client, uint32_t entries)
+    : client_(std::move(client)), slots_(entries), done_(entries) {
+  routing_ = client_->routing(&routing_generation_);
+  link_by_endpoint_.assign(routing_->endpoints.size(), nullptr);
+  crcs_.resize(kMaxGranules + 1);
+}
+
+Result<std::unique_ptr<Ring>> Ring::create(std::shared_ptr<Client> client, uint32_t entries) {
+  if (entries == 0 || (entries & (entries - 1)) != 0 || entries > 65536) {
+    return Error::of(EINVAL, "a ring's entries must be a power of two up to 65536");
+  }
+  std::unique_ptr<Ring> ring(new Ring(std::move(client), entries));
+  ring->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!ring->epoll_.valid()) return Error::of(errno, "epoll_create");
+  ring->timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  if (!ring->timer_.valid()) return Error::of(errno, "timerfd_create");
+  epoll_event event{EPOLLIN, {nullptr}};
+  if (::epoll_ctl(ring->epoll_.get(), EPOLL_CTL_ADD, ring->timer_.get(), &event) != 0) {
+    return Error::of(errno, "epoll_ctl");
+  }
+  return ring;
+}
+
+Ring::~Ring() {
+  FFS_CHECK(outstanding() == 0);
+}
+
+// --- taking requests --------------------------------------------------------------------------
+
+// Why an entry can't be a request, or null. Its Iov is marked used (held_) meanwhile.
+const char* Ring::fault_of(const ffs_sqe& e) {
+  if (e.op < FFS_OP_READ || e.op > FFS_OP_LAST_CHUNK) return "there is no such op";
+  if (client_->capabilities().issue(e.capability) == 0) return "no such capability id";
+  if (e.tag_bytes > kMaxTagBytes) return "tag_bytes is over 16";
+  if (e.op == FFS_OP_EXISTS) {
+    if (e.length == 0 || e.length > kMaxExistsKeys) return "EXISTS takes 1 to 5461 keys";
+  } else if (e.op != FFS_OP_LAST_CHUNK && e.op != FFS_OP_REMOVE && e.op != FFS_OP_TOUCH) {
+    if (e.length > kMaxChunkBytes || e.offset > kMaxChunkBytes - e.length) {
+      return "offset + length reaches over 16 MiB, the most that a chunk can hold";
+    }
+    if (moves_data(e.op) && e.length == 0) return "length is 0";
+    if ((e.op == FFS_OP_REPLACE || e.op == FFS_OP_CREATE) && e.offset != 0)
+      return "the whole content has offset 0";
+  }
+  if (!moves_data(e.op)) return nullptr;
+  auto* iov = reinterpret_cast<Iov*>(e.iov);
+  if (iov == nullptr) return "iov is needed for this op";
+  if (held_.empty() || held_.back() != iov) {
+    if (!IovRegistry::acquire(iov)) return "iov is no Iov that is open";
+    held_.push_back(iov);
+  }
+  const uint64_t bytes = e.op == FFS_OP_EXISTS ? uint64_t{e.length} * sizeof(wire::ExistsKey) : e.length;
+  if (e.iov_offset > iov->size() || bytes > iov->size() - e.iov_offset)
+    return "the slice reaches over the end of its Iov";
+  return nullptr;
+}
+
+PrepareResult Ring::prepare(const ffs_sqe* entries, uint32_t count) {
+  PrepareResult result;
+  uint32_t inside = 0;  // entries of the present group that are still to come
+  for (uint32_t i = 0; i < count && result.fault == nullptr; i++) {
+    result.fault_entry = i;
+    if (inside > 0) {
+      if (entries[i].group != 0) result.fault = "group must be 0 inside a group";
+      inside--;
+    } else if (entries[i].group == 0) {
+      result.fault = "group must be at least 1 at the start of a group";
+    } else if (entries[i].group > slots_.size()) {
+      result.fault = "the group has more entries than the ring";
+    } else if (entries[i].group > count - i) {
+      result.fault = "the group is cut off";
+    } else {
+      inside = entries[i].group - 1;
+    }
+    if (result.fault == nullptr) result.fault = fault_of(entries[i]);
+  }
+  if (result.fault == nullptr) {
+    const uint32_t room = slots_.size() - outstanding() - done_count_;
+    while (result.taken < count && entries[result.taken].group <= room - result.taken) {
+      const uint32_t group = entries[result.taken].group;
+      take_group(entries + result.taken, group);
+      result.taken += group;
+    }
+  }
+  for (Iov* iov : held_) iov->unuse();
+  held_.clear();
+  return result;
+}
+
+void Ring::take_group(const ffs_sqe* entries, uint32_t count) {
+  uint32_t head = kNoSlot, last = kNoSlot;
+  for (uint32_t i = 0; i < count; i++) {
+    const uint32_t index = slots_.free_list().head;
+    slots_.remove(index);
+    Slot& slot = slots_[index];
+    const uint32_t serial = slot.serial;
+    slot = Slot{};
+    slot.serial = serial;  // request ids of late replies must not match
+    slot.sqe = entries[i];
+    slot.update = is_update(entries[i].op);
+    slot.state = SlotState::kPrepared;
+    if (moves_data(entries[i].op)) slot.iov()->use();
+    if (head == kNoSlot) head = index;
+    if (last != kNoSlot) slots_[last].group_next = index;
+    slot.group_head = head;
+    last = index;
+    slots_.push(prepared_, index);
+  }
+  slots_[head].group_left = count;
+}
+
+uint32_t Ring::submit() {
+  now_ns_ = now_ns();
+  adopt_routing();
+  uint32_t submitted = 0;
+  while (!prepared_.empty()) {
+    const uint32_t index = prepared_.head;
+    slots_.remove(index);
+    Slot& slot = slots_[index];
+    const uint32_t timeout_ms =
+        slot.sqe.timeout_ms != 0 ? slot.sqe.timeout_ms : client_->options().request_timeout_ms;
+    slot.deadline_ns = now_ns_ + timeout_ms * 1000000ull;
+    note_timer(slot.deadline_ns);
+    dispatch(index);
+    submitted++;
+  }
+  stats_.submitted += submitted;
+  stats_.max_inflight = std::max<uint64_t>(stats_.max_inflight, outstanding());
+  pump_dirty();
+  return submitted;
+}
+
+// --- completing -------------------------------------------------------------------------------
+
+void Ring::finish(uint32_t index, int64_t result, Detail detail, bool outcome_known) {
+  Slot& slot = slots_[index];
+  FFS_CHECK(slot.list == nullptr && slot.state != SlotState::kFree && slot.state != SlotState::kFinished);
+  if (slot.channel.number != 0) {
+    const ChainId chain(slot.sqe.chain);
+    if (outcome_known) {
+      client_->channels().release(chain, slot.channel);
+    } else {
+      client_->channels().retire(chain, slot.channel, now_ns_ / 1000000);
+    }
+    slot.channel = {};
+  }
+  if (moves_data(slot.sqe.op)) slot.iov()->unuse();
+  slot.serial++;  // whatever still comes for it is late
+  slot.state = SlotState::kFinished;
+  slot.result = result;
+  slot.detail = static_cast<uint32_t>(detail);
+  stats_.completed++;
+  if (result < 0) stats_.failed++;
+  if (result > 0 && slot.sqe.op == FFS_OP_READ) stats_.bytes_read += static_cast<uint64_t>(result);
+  if (result > 0 && slot.update) stats_.bytes_written += static_cast<uint64_t>(result);
+  Slot& head = slots_[slot.group_head];
+  if (--head.group_left == 0) complete_group(slot.group_head);
+}
+
+// One completion for a group: bytes up to the first short entry, or the first failure in order.
+void Ring::complete_group(uint32_t head) {
+  FFS_CHECK(done_count_ < done_.size());
+  ffs_cqe& out = done_[(done_first_ + done_count_++) & (slots_.size() - 1)];
+  out = ffs_cqe{};
+  out.userdata = slots_[head].sqe.userdata;
+  int64_t sum = 0;
+  int64_t failure = 0;
+  bool counting = true;
+  for (uint32_t index = head; index != kNoSlot;) {
+    Slot& slot = slots_[index];
+    const uint32_t next = slot.group_next;
+    if (slot.result < 0) {
+      if (failure == 0) failure = slot.result, out.detail = slot.detail, out.chain = slot.sqe.chain;
+      out.failed++;
+    } else if (counting) {
+      sum += slot.result;
+      counting = !(slot.sqe.op == FFS_OP_READ && static_cast<uint64_t>(slot.result) < slot.sqe.length);
+    }
+    out.chunk_length = slot.chunk_length;
+    out.value = slot.value;
+    std::memcpy(out.key, slot.sqe.key, sizeof out.key);
+    std::memcpy(out.tag, slot.sqe.tag, sizeof out.tag);
+    out.tag_bytes = slot.sqe.tag_bytes;
+    out.codec = slot.sqe.codec;
+    slot.state = SlotState::kFree;
+    slots_.push_front(slots_.free_list(), index);
+    index = next;
+  }
+  out.result = failure != 0 ? failure : sum;
+}
+
+uint32_t Ring::reap(ffs_cqe* out, uint32_t capacity) {
+  const uint32_t count = std::min(capacity, done_count_);
+  for (uint32_t i = 0; i < count; i++) {
+    out[i] = done_[done_first_];
+    done_first_ = (done_first_ + 1) & (slots_.size() - 1);
+  }
+  done_count_ -= count;
+  return count;
+}
+
+// --- waiting ----------------------------------------------------------------------------------
+
+uint32_t Ring::wait(ffs_cqe* out, uint32_t capacity, uint32_t min, int64_t timeout_ms, uint32_t* events) {
+  submit();
+  for (const auto& link : links_) {
+    link->sweep();
+    if (link->ready() && !link->connection().queue.empty()) mark_dirty(*link);
+  }
+  const uint64_t until_ns =
+      timeout_ms < 0 ? kForever : now_ns_ + static_cast<uint64_t>(timeout_ms) * 1000000ull;
+  min = std::min(min, capacity);
+  uint32_t stored = reap(out, capacity);
+  if (stored < min || min == 0) {
+    progress(false, now_ns_);
+    stored += reap(out + stored, capacity - stored);
+  }
+  *events = 0;
+  while (stored < min && outstanding() > 0 && events_ == 0) {
+    if (now_ns_ >= until_ns) {
+      *events |= FFS_WAIT_TIMEOUT;
+      break;
+    }
+    progress(true, until_ns);
+    stored += reap(out + stored, capacity - stored);
+  }
+  *events |= events_;
+  events_ = 0;
+  arm_timer();
+  return stored;
+}
+
+// Sends what can be sent, receives what is there, does what is due. With `block`: waits for one of
+// these, at most until until_ns.
+void Ring::progress(bool block, uint64_t until_ns) {
+  adopt_routing();
+  pump_dirty();
+  Link* only = nullptr;
+  uint32_t busy = 0;
+  for (const auto& link : links_) {
+    if (link->connected() && (link->in_flight.count > 0 || !link->ready())) only = link.get(), busy++;
+  }
+  // One connection: look at it at once, epoll only if nothing is there.
+  if (busy == 1 && only->ready() && !only->wants_write) {
+    const uint32_t before = done_count_;
+    receive(*only);
+    if (done_count_ != before) block = false;
+  } else if (busy == 0 && !block) {
+    now_ns_ = now_ns();
+    if (now_ns_ >= next_timer_ns_) run_timers();
+    pump_dirty();
+    return;
+  }
+  int timeout_ms = 0;
+  if (block) {
+    now_ns_ = now_ns();
+    const uint64_t next_ns = std::min(until_ns, next_timer_ns_);
+    if (next_ns == kForever) {
+      timeout_ms = -1;
+    } else if (next_ns > now_ns_) {
+      timeout_ms = static_cast<int>(std::min<uint64_t>((next_ns - now_ns_ + 999999) / 1000000, 1u << 30));
+    }
+  }
+  if (block || busy != 1) {
+    epoll_event ready[64];
+    const int count = ::epoll_wait(epoll_.get(), ready, 64, timeout_ms);
+    for (int i = 0; i < count; i++) {
+      if (ready[i].data.ptr == nullptr) {
+        uint64_t expirations;
+        (void)!::read(timer_.get(), &expirations, sizeof expirations);
+        armed_ns_ = kForever;
+      } else {
+        on_ready(*static_cast<Link*>(ready[i].data.ptr), ready[i].events);
+      }
+    }
+  }
+  now_ns_ = now_ns();
+  if (now_ns_ >= next_timer_ns_) run_timers();
+  pump_dirty();
+}
+
+// So that fd() turns readable when something is due, or when completions are left.
+void Ring::arm_timer() {
+  const uint64_t at_ns = done_count_ > 0 ? 1 : outstanding() > 0 ? next_timer_ns_ : kForever;
+  if (at_ns >= armed_ns_) return;  // an early alarm does no harm
+  itimerspec spec{};
+  spec.it_value.tv_sec = static_cast<time_t>(at_ns / 1000000000);
+  spec.it_value.tv_nsec = static_cast<long>(at_ns % 1000000000);
+  FFS_CHECK(::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr) == 0);
+  armed_ns_ = at_ns;
+}
+
+// --- cancelling -------------------------------------------------------------------------------
+
+void Ring::cancel_slot(uint32_t index) {
+  const SlotState state = slots_[index].state;
+  if (state == SlotState::kFree || state == SlotState::kFinished || state == SlotState::kQuarantine) return;
+  give_up(index, -ECANCELED, Detail::kNone);
+}
+
+bool Ring::cancel(uint64_t userdata) {
+  now_ns_ = now_ns();
+  bool found = false;
+  for (uint32_t i = 0; i < slots_.size(); i++) {
+    if (slots_[i].state == SlotState::kFree) continue;
+    if (slots_[slots_[i].group_head].sqe.userdata != userdata) continue;
+    found = true;
+  }
+  if (!found) return false;
+  for (uint32_t i = 0; i < slots_.size(); i++) {
+    if (slots_[i].state != SlotState::kFree && slots_[slots_[i].group_head].sqe.userdata == userdata)
+      cancel_slot(i);
+  }
+  pump_dirty();
+  arm_timer();
+  return true;
+}
+
+void Ring::close() {
+  now_ns_ = now_ns();
+  for (uint32_t i = 0; i < slots_.size(); i++) cancel_slot(i);
+  done_count_ = 0;
+  while (outstanding() > 0) {
+    progress(true, kForever);
+    done_count_ = 0;
+  }
+  for (const auto& link : links_) link->disconnect(&tokens_);
+  tokens_.clear();
+}
+
+void Ring::abandon() {
+  for (uint32_t i = 0; i < slots_.size(); i++) {
+    Slot& slot = slots_[i];
+    if (slot.state == SlotState::kFree) continue;
+    if (slot.state != SlotState::kFinished && moves_data(slot.sqe.op)) slot.iov()->unuse();
+    if (slot.list != nullptr) slots_.remove(i);
+    slot.state = SlotState::kFree;
+    slots_.push(slots_.free_list(), i);
+  }
+}
+
+}  // namespace ffs::client

@@ -1,0 +1,142 @@
+// Ring: requests in, completions out (docs/ring.md). All work happens in the calling thread:
+// submit sends what can be sent, wait receives; there is no thread inside. One thread at a time
+// may be inside; the caller (capi/client.cc) sees to that. Nothing is allocated for a request once
+// the buffers have grown to their working size.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/client.h"
+#include "client/link.h"
+#include "client/slot.h"
+
+namespace ffs::client {
+
+struct PrepareResult {
+  uint32_t taken = 0;
+  const char* fault = nullptr;  // why an entry can't be taken; then nothing was
+  uint32_t fault_entry = 0;
+};
+
+uint64_t now_ns();  // CLOCK_MONOTONIC
+
+class Ring {
+ public:
+  static Result<std::unique_ptr<Ring>> create(std::shared_ptr<Client> client, uint32_t entries);
+  ~Ring();
+
+  PrepareResult prepare(const ffs_sqe* entries, uint32_t count);
+  uint32_t submit();
+  // ffs.h, ffs_ring_wait.
+  uint32_t wait(ffs_cqe* out, uint32_t capacity, uint32_t min, int64_t timeout_ms, uint32_t* events);
+  // False: no such request.
+  bool cancel(uint64_t userdata);
+  // Cancels everything and waits until no server can touch a buffer of it.
+  void close();
+  // In a child of fork: frees, without a word to any server (the sockets are the parent's too).
+  void abandon();
+
+  int fd() const { return epoll_.get(); }
+  const ffs_ring_stats& stats() const { return stats_; }
+
+ private:
+  Ring(std::shared_ptr<Client> client, uint32_t entries);
+
+  // ring.cc: taking requests, completing them, waiting
+  const char* fault_of(const ffs_sqe& entry);
+  void take_group(const ffs_sqe* entries, uint32_t count);
+  uint32_t reap(ffs_cqe* out, uint32_t capacity);
+  uint32_t outstanding() const { return slots_.size() - slots_.free_count(); }
+  void progress(bool block, uint64_t until_ns);
+  void note_timer(uint64_t at_ns) { next_timer_ns_ = at_ns < next_timer_ns_ ? at_ns : next_timer_ns_; }
+  void arm_timer();
+  void cancel_slot(uint32_t index);
+  void finish(uint32_t index, int64_t result, wire::Detail detail, bool outcome_known);
+  void complete_group(uint32_t head);
+
+  // ring_dispatch.cc: where requests go, what happens when a try ends
+  void adopt_routing();
+  void dispatch(uint32_t index);
+  const Member* choose_replica(const Chain& chain, Slot& slot);
+  uint64_t cost_of(const Member& member);
+  Link* link_of(const Member& member);
+  void enqueue(uint32_t index, Link& link, TargetId target);
+  void detach(uint32_t index);
+  void park(uint32_t index, uint64_t after_ms, bool for_routing, bool for_capability);
+  void end_try(uint32_t index, const TryOutcome& outcome);
+  void act(uint32_t index, const TryOutcome& outcome);
+  bool slice_is_free(uint32_t index, bool answered);
+  void quarantine(uint32_t index, bool ending, int64_t result, const TryOutcome& outcome);
+  void give_up(uint32_t index, int64_t result, wire::Detail detail);
+  void run_timers();
+  void check_link_timers(Link& link);
+  void check_try_timers(Link& link);
+  void check_parked();
+  void check_quarantine();
+  void resume_parked(bool routing_changed);
+
+  // ring_send.cc: links and requests on them
+  void mark_dirty(Link& link);
+  void pump_dirty();
+  void pump(Link& link);
+  void fail_link(Link& link, const TryOutcome& outcome);
+  void watch(Link& link);
+  void want_write(Link& link, bool on);
+  bool send_request(Link& link, uint32_t index);
+  wire::Context context_of(const Slot& slot, uint32_t handle);
+  void push_read(Link& link, uint32_t index, const wire::Context& context);
+  void push_update(Link& link, uint32_t index, const wire::Context& context);
+  void push_exists(Link& link, uint32_t index, const wire::Context& context);
+  void push_last_chunk(Link& link, uint32_t index, const wire::Context& context);
+  void release_tokens();
+
+  // ring_receive.cc: replies
+  void on_ready(Link& link, uint32_t events);
+  void receive(Link& link);
+  bool drain_reader(Link& link);
+  bool on_frame(Link& link, const net::Frame& frame);
+  bool on_read_reply(Link& link, const net::Frame& frame, uint32_t index);
+  bool on_update_reply(const net::Frame& frame, uint32_t index);
+  void end_update(uint32_t index);
+  bool on_exists_reply(const net::Frame& frame, uint32_t index);
+  bool on_last_chunk_reply(const net::Frame& frame, uint32_t index);
+  void on_payload(Link& link);
+  void finish_read(Link& link, uint32_t index);
+  bool granules_match(const Link& link, const Slot& slot);
+  uint32_t slot_of(uint64_t request_id);
+  void note_epoch(uint64_t routing_epoch);
+
+  std::shared_ptr<Client> client_;
+  SlotTable slots_;
+  SlotList prepared_;
+  SlotList parked_;
+  SlotList quarantine_;
+  std::vector<ffs_cqe> done_;  // a ring of slots_.size()
+  uint32_t done_first_ = 0;
+  uint32_t done_count_ = 0;
+  uint32_t events_ = 0;
+
+  std::shared_ptr<const Routing> routing_;
+  uint64_t routing_generation_ = 0;
+  uint64_t hinted_epoch_ = 0;            // the newest that a reply spoke of
+  std::vector<Link*> link_by_endpoint_;  // of routing_
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<Link*> dirty_;
+  uint32_t turn_ = 0;  // breaks ties between replicas
+
+  Fd epoll_;
+  Fd timer_;
+  uint64_t now_ns_ = 0;  // when this call last looked
+  uint64_t next_timer_ns_ = ~0ull;
+  uint64_t armed_ns_ = ~0ull;
+
+  std::vector<uint64_t> tokens_;  // of payloads that were sent
+  std::vector<uint32_t> crcs_;
+  std::vector<uint32_t> moving_;  // slots of a failed link
+  std::vector<Iov*> held_;        // Iovs marked used while entries are checked
+  ffs_ring_stats stats_{};
+};
+
+}  // namespace ffs::client

@@ -1,0 +1,370 @@
+// Where requests go, and what happens when a try ends (docs/ring.md, Retries and Buffers).
+#include <algorithm>
+
+#include "client/ring.h"
+
+namespace ffs::client {
+
+using wire::Detail;
+
+namespace {
+
+constexpr uint64_t kMsNs = 1000000;
+constexpr uint64_t kQuarantineRetryMs = 100;
+constexpr uint64_t kCapabilityRetryMs = 1000;
+// Costs of a replica beside the bytes that it has in flight: which counts more.
+constexpr uint64_t kRemoteCost = 1ull << 20;
+constexpr uint64_t kDownCost = 1ull << 48;
+constexpr uint64_t kSuspectCost = 1ull << 50;
+
+// Whether any serving replica will do.
+bool chooses_replica(const Slot& slot) {
+  return (slot.sqe.op == FFS_OP_READ || slot.sqe.op == FFS_OP_EXISTS) && slot.sqe.target == 0;
+}
+
+}  // namespace
+
+void Ring::adopt_routing() {
+  if (client_->routing_generation() == routing_generation_) return;
+  routing_ = client_->routing(&routing_generation_);
+  link_by_endpoint_.assign(routing_->endpoints.size(), nullptr);
+  resume_parked(true);
+}
+
+Link* Ring::link_of(const Member& member) {
+  FFS_CHECK(member.endpoint != kNoEndpoint);
+  Link*& link = link_by_endpoint_[member.endpoint];
+  if (link != nullptr) return link;
+  const Endpoint& endpoint = routing_->endpoints[member.endpoint];
+  for (const auto& known : links_) {
+    if (known->endpoint() == endpoint) return link = known.get();
+  }
+  links_.push_back(std::make_unique<Link>(*client_, endpoint));
+  return link = links_.back().get();
+}
+
+uint64_t Ring::cost_of(const Member& member) {
+  const Link* link = link_of(member);
+  uint64_t cost = link->load_bytes;
+  if (link->suspect) cost += kSuspectCost;
+  if (!link->ready() && link->failures > 0) cost += kDownCost;
+  if (link->endpoint().host_id != client_->host_id()) cost += kRemoteCost;
+  return cost;
+}
+
+// The serving replica to ask next: the cheapest one that this round hasn't asked and that hasn't
+// shown damage. Null: none is left.
+const Member* Ring::choose_replica(const Chain& chain, Slot& slot) {
+  if (slot.masks_of != chain.version) slot.masks_of = chain.version, slot.tried = slot.unsound = 0;
+  const Member* best = nullptr;
+  uint64_t best_cost = 0;
+  for (uint32_t n = 0; n < chain.member_count; n++) {
+    const uint32_t i = (n + turn_) % chain.member_count;
+    const Member& member = chain.members[i];
+    if (!member.serving || ((slot.tried | slot.unsound) >> i & 1) != 0) continue;
+    const uint64_t cost = cost_of(member);
+    if (best == nullptr || cost < best_cost) best = &member, best_cost = cost;
+  }
+  turn_++;
+  return best;
+}
+
+// Sends the request on its way, from no list. It comes to stand in a link's queue or is parked.
+void Ring::dispatch(uint32_t index) {
+  Slot& slot = slots_[index];
+  FFS_CHECK(slot.list == nullptr);
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  if (chain == nullptr) {
+    slot.last_detail = Detail::kStaleRouting;
+    return park(index, backoff_ms(++slot.attempt), true, false);
+  }
+  const Member* member = nullptr;
+  if (slot.sqe.target != 0 && !slot.update) {
+    const uint32_t i = chain->index_of(TargetId(slot.sqe.target));
+    if (i == kMaxReplicas || chain->members[i].endpoint == kNoEndpoint) {
+      return finish(index, -EHOSTUNREACH, Detail::kWrongTarget, true);
+    }
+    member = &chain->members[i];
+  } else if (slot.update || slot.sqe.op == FFS_OP_LAST_CHUNK) {
+    member = chain->head();  // it knows of all pendings
+  } else {
+    member = choose_replica(*chain, slot);
+  }
+  if (member == nullptr) {
+    slot.last_detail = Detail::kNotServing;
+    return park(index, backoff_ms(++slot.attempt), true, false);
+  }
+  const bool needs_identity = slot.update && slot.sqe.op != FFS_OP_CREATE && slot.sqe.op != FFS_OP_TOUCH;
+  if (needs_identity && slot.channel.number == 0) {
+    slot.channel = client_->channels().acquire(ChainId(slot.sqe.chain), now_ns_ / kMsNs);
+  }
+  enqueue(index, *link_of(*member), member->target);
+}
+
+void Ring::enqueue(uint32_t index, Link& link, TargetId target) {
+  Slot& slot = slots_[index];
+  slot.link = &link;
+  slot.target = target;
+  slot.state = SlotState::kQueued;
+  link.load_bytes += slot.sqe.length;
+  slots_.push(link.waiting, index);
+  mark_dirty(link);
+}
+
+// Takes a queued, in-flight, parked or prepared slot out of its list. An answer to the present
+// try isn't recognised any more.
+void Ring::detach(uint32_t index) {
+  Slot& slot = slots_[index];
+  slots_.remove(index);
+  if (slot.state == SlotState::kQueued || slot.state == SlotState::kInFlight) {
+    slot.link->load_bytes -= slot.sqe.length;
+    mark_dirty(*slot.link);
+  }
+  if (slot.state == SlotState::kInFlight) {
+    slot.link->inflight_bytes -= slot.sqe.length;
+    slot.serial++;
+    if (slot.link->receiving == index) {
+      if (slot.link->connected() && slot.link->connection().reader.in_payload()) {
+        slot.link->connection().reader.abandon_payload();
+      }
+      slot.link->receiving = kNoSlot;
+    }
+  }
+}
+
+// --- waiting for better times -----------------------------------------------------------------
+
+void Ring::park(uint32_t index, uint64_t after_ms, bool for_routing, bool for_capability) {
+  Slot& slot = slots_[index];
+  slot.state = SlotState::kParked;
+  slot.resume_ns = now_ns_ + after_ms * kMsNs;
+  slot.parked_for_routing = for_routing;
+  slot.parked_for_capability = for_capability;
+  slot.parked_epoch = for_capability ? client_->capabilities().issue(slot.sqe.capability) : routing_->epoch;
+  if (for_routing) events_ |= FFS_WAIT_NEEDS_ROUTING;
+  if (for_capability) events_ |= FFS_WAIT_NEEDS_CAPABILITY;
+  slots_.push(parked_, index);
+  note_timer(std::min(slot.resume_ns, slot.deadline_ns));
+}
+
+void Ring::resume_parked(bool routing_changed) {
+  moving_.clear();
+  for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
+    const Slot& slot = slots_[i];
+    const bool newer_routing =
+        routing_changed && slot.parked_for_routing && routing_->epoch > slot.parked_epoch;
+    const bool newer_capability =
+        slot.parked_for_capability && client_->capabilities().issue(slot.sqe.capability) != slot.parked_epoch;
+    if (newer_routing || newer_capability || slot.resume_ns <= now_ns_) moving_.push_back(i);
+  }
+  for (const uint32_t i : moving_) {
+    slots_.remove(i);
+    slots_[i].tried = 0;  // a new round
+    dispatch(i);
+  }
+}
+
+// --- a try has ended --------------------------------------------------------------------------
+
+// The slot is in no list; its try ended so. May the slice be used again? If not, the slot waits.
+void Ring::end_try(uint32_t index, const TryOutcome& outcome) {
+  Slot& slot = slots_[index];
+  FFS_CHECK(slot.list == nullptr);
+  const bool answered = outcome.ending == Ending::kReply || outcome.ending == Ending::kBadData;
+  if (!slice_is_free(index, answered)) return quarantine(index, false, 0, outcome);
+  act(index, outcome);
+}
+
+void Ring::act(uint32_t index, const TryOutcome& outcome) {
+  Slot& slot = slots_[index];
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  Situation s;
+  s.update = slot.update;
+  s.attempt = slot.attempt;
+  s.capability_sent_again = slot.capability_sent_again;
+  if (outcome.detail == Detail::kChecksum) slot.bad_data_count++;
+  s.bad_data_count = slot.bad_data_count;
+  if (outcome.detail != Detail::kNone) slot.last_detail = outcome.detail;
+  if (slot.update && !certainly_not_applied(outcome) && outcome.ending != Ending::kReply)
+    slot.lost_try = true;
+  if (chain != nullptr && chooses_replica(slot)) {
+    const uint32_t i = chain->index_of(slot.target);
+    const bool current = slot.masks_of == chain->version && i < kMaxReplicas;
+    if (current) slot.tried |= static_cast<uint8_t>(1u << i);
+    if (current && (outcome.detail == Detail::kCorrupt || outcome.ending == Ending::kBadData)) {
+      slot.unsound |= static_cast<uint8_t>(1u << i);
+    }
+    for (uint32_t m = 0; m < chain->member_count; m++) {
+      const bool sound = chain->members[m].serving && (slot.unsound >> m & 1) == 0;
+      s.sound_left |= sound;
+      s.untried_left |= sound && (slot.tried >> m & 1) == 0;
+    }
+  }
+  const Decision d = decide(s, outcome);
+  if (d.next != Next::kComplete) stats_.retries++;
+  switch (d.next) {
+    case Next::kComplete:
+      return finish(index, -static_cast<int64_t>(d.status), d.detail,
+                    outcome.ending == Ending::kReply || !slot.lost_try);
+    case Next::kOtherReplica:
+      return dispatch(index);
+    case Next::kAgain:
+      return park(index, d.after_ms, false, false);
+    case Next::kAwaitRouting:
+      return park(index, d.after_ms, true, false);
+    case Next::kAwaitCapability:
+      return park(index, kCapabilityRetryMs, false, true);
+    case Next::kSendCapability:
+      slot.capability_sent_again = true;
+      if (slot.link->ready()) slot.link->forget_capability(slot.sqe.capability);
+      slot.tried = 0;
+      return dispatch(index);
+    case Next::kRegister:
+      if (slot.link->ready()) slot.link->forget_region(slot.region);
+      slot.tried = 0;
+      return dispatch(index);
+    case Next::kReissue:
+      slot.channel = client_->channels().reissue(ChainId(slot.sqe.chain), slot.channel);
+      slot.lost_try = false;
+      return park(index, d.after_ms, false, false);
+  }
+}
+
+// A server that hasn't answered may still write into a slice that it was given: the slice is taken
+// back from it. False: that can't be done now.
+bool Ring::slice_is_free(uint32_t index, bool answered) {
+  Slot& slot = slots_[index];
+  if (!slot.direct_read || answered || slot.iov()->take_back(slot.sqe.iov_offset, slot.sqe.length)) {
+    slot.direct_read = false;
+    return true;
+  }
+  return false;
+}
+
+void Ring::quarantine(uint32_t index, bool ending, int64_t result, const TryOutcome& outcome) {
+  Slot& slot = slots_[index];
+  slot.state = SlotState::kQuarantine;
+  slot.ending = ending;
+  slot.result = result;
+  slot.outcome = outcome;
+  slot.serial--;  // an answer to the try that just ended frees the slice, so it must be recognised
+  slots_.push(quarantine_, index);
+  note_timer(now_ns_ + kQuarantineRetryMs * kMsNs);
+}
+
+// Ends a request at our own wish (deadline, cancel), wherever it is.
+void Ring::give_up(uint32_t index, int64_t result, Detail detail) {
+  Slot& slot = slots_[index];
+  const bool was_sent = slot.state == SlotState::kInFlight;
+  const bool known = !slot.lost_try && !(slot.update && was_sent);
+  Link* const link = slot.link;
+  const bool payload_queued = slot.payload_queued;
+  detach(index);
+  if (!slice_is_free(index, false)) {
+    slot.last_detail = detail;
+    return quarantine(index, true, result, {});
+  }
+  finish(index, result, slot.update && !known && result == -ETIMEDOUT ? Detail::kDeadline : detail, known);
+  // The rest of its payload may not be sent any more, so the frame can't be finished.
+  if (payload_queued) fail_link(*link, {Ending::kLost});
+}
+
+// --- timers -----------------------------------------------------------------------------------
+
+void Ring::run_timers() {
+  next_timer_ns_ = ~0ull;
+  for (size_t i = 0; i < links_.size(); i++) check_link_timers(*links_[i]);
+  for (size_t i = 0; i < links_.size(); i++) check_try_timers(*links_[i]);
+  check_parked();
+  check_quarantine();
+}
+
+void Ring::check_link_timers(Link& link) {
+  if (link.state() == Link::State::kConnecting || link.state() == Link::State::kHello) {
+    if (link.connect_deadline_ns <= now_ns_) {
+      fail_link(link, {Ending::kUnreachable});
+    } else {
+      note_timer(link.connect_deadline_ns);
+    }
+  }
+  if (link.state() == Link::State::kIdle && !link.waiting.empty()) {
+    if (link.retry_ns <= now_ns_) {
+      mark_dirty(link);
+    } else {
+      note_timer(link.retry_ns);
+    }
+  }
+}
+
+void Ring::check_try_timers(Link& link) {
+  std::vector<uint32_t> late;  // rare
+  bool silent = false;         // asked a try_timeout ago, and nothing came since
+  bool updates = false;
+  for (uint32_t i = link.in_flight.head; i != kNoSlot; i = slots_[i].next) {
+    Slot& slot = slots_[i];
+    updates |= slot.update;
+    if (slot.try_deadline_ns <= now_ns_) {
+      silent |= link.last_receive_ns < slot.sent_ns;
+      if (!slot.update) {
+        late.push_back(i);
+        continue;
+      }
+      slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
+    }
+    if (slot.deadline_ns <= now_ns_) {
+      late.push_back(i);
+    } else {
+      note_timer(std::min(slot.deadline_ns, slot.try_deadline_ns));
+    }
+  }
+  link.suspect |= silent;
+  for (uint32_t i = link.waiting.head; i != kNoSlot; i = slots_[i].next) {
+    if (slots_[i].deadline_ns <= now_ns_ || (silent && chooses_replica(slots_[i]))) {
+      late.push_back(i);
+    } else {
+      note_timer(slots_[i].deadline_ns);
+    }
+  }
+  for (const uint32_t i : late) {
+    Slot& slot = slots_[i];
+    if (slot.list != &link.waiting && slot.list != &link.in_flight) continue;  // moved by an earlier one
+    if (slot.deadline_ns <= now_ns_) {
+      give_up(i, -ETIMEDOUT, slot.last_detail);
+    } else {
+      detach(i);
+      end_try(i, {Ending::kTryTimeout});
+    }
+  }
+  // An update waits for its answer, but a server that says nothing at all is asked anew.
+  if (silent && updates && link.ready()) fail_link(link, {Ending::kLost});
+}
+
+void Ring::check_parked() {
+  std::vector<uint32_t> late;
+  for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
+    if (slots_[i].deadline_ns <= now_ns_) late.push_back(i);
+  }
+  for (const uint32_t i : late) give_up(i, -ETIMEDOUT, slots_[i].last_detail);
+  resume_parked(false);
+  for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
+    note_timer(std::min(slots_[i].resume_ns, slots_[i].deadline_ns));
+  }
+}
+
+void Ring::check_quarantine() {
+  moving_.clear();
+  for (uint32_t i = quarantine_.head; i != kNoSlot; i = slots_[i].next) moving_.push_back(i);
+  for (const uint32_t i : moving_) {
+    Slot& slot = slots_[i];
+    if (!slice_is_free(i, false)) continue;
+    slots_.remove(i);
+    if (slot.ending) {
+      finish(i, slot.result, slot.last_detail, true);
+    } else {
+      act(i, slot.outcome);
+    }
+  }
+  if (!quarantine_.empty()) note_timer(now_ns_ + kQuarantineRetryMs * kMsNs);
+}
+
+}  // namespace ffs::client

@@ -1,0 +1,305 @@
+// Replies (docs/wire_format.md). What a server sends is judged before it is believed: a reply that
+// can't be right ends the connection.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "client/ring.h"
+
+namespace ffs::client {
+
+using wire::Detail;
+using wire::Type;
+
+namespace {
+constexpr int kReceivesAPass = 64;
+constexpr size_t kSmallReceive = 32 * 1024;  // less: the socket is most likely empty
+}  // namespace
+
+void Ring::on_ready(Link& link, uint32_t events) {
+  if (!link.connected()) return;  // failed by an earlier event of this pass
+  if (link.state() == Link::State::kConnecting) {
+    auto connected = link.on_connected();
+    if (!connected.ok()) return fail_link(link, {Ending::kUnreachable});
+    return pump(link);
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(link);
+  if (link.connected() && (events & EPOLLOUT) != 0) mark_dirty(link);
+}
+
+// Receives until the socket is empty, or for a while.
+void Ring::receive(Link& link) {
+  for (int i = 0; i < kReceivesAPass; i++) {
+    stats_.recv_calls++;
+    auto got = link.connection().receive();
+    if (!got.ok()) {
+      if (got.error().code == EAGAIN) return;
+      return fail_link(link, {link.ready() ? Ending::kLost : Ending::kUnreachable});
+    }
+    link.last_receive_ns = now_ns_ = now_ns();
+    link.suspect = false;
+    if (!drain_reader(link)) return;
+    if (*got < kSmallReceive && !link.connection().reader.in_payload()) return;
+  }
+}
+
+// Takes all frames that have been received. False: the link has failed.
+bool Ring::drain_reader(Link& link) {
+  while (true) {
+    net::Frame frame;
+    switch (link.connection().reader.next(&frame)) {
+      case net::FrameReader::Next::kNeedMore:
+        return true;
+      case net::FrameReader::Next::kPayload:
+        on_payload(link);
+        break;
+      case net::FrameReader::Next::kBad:
+        fail_link(link, {Ending::kLost});
+        return false;
+      case net::FrameReader::Next::kFrame: {
+        if (!link.ready()) {
+          Detail detail;
+          auto status = link.on_hello_reply(frame, &detail);
+          if (!status.ok()) {
+            fail_link(link, {Ending::kHelloRefused, static_cast<uint32_t>(status.error().code), detail});
+            return false;
+          }
+          mark_dirty(link);
+          break;
+        }
+        if (!on_frame(link, frame)) {
+          fail_link(link, {Ending::kLost});
+          return false;
+        }
+        if (!link.connected()) return false;
+        net::FrameReader& reader = link.connection().reader;
+        if (reader.awaits_place()) reader.discard_payload();
+        break;
+      }
+    }
+  }
+}
+
+// The slot that waits for this answer, or kNoSlot: it's late.
+uint32_t Ring::slot_of(uint64_t id) {
+  const uint64_t low = id & 0xffffffffu;
+  if (low == 0 || low > slots_.size()) return kNoSlot;
+  const auto index = static_cast<uint32_t>(low - 1);
+  const Slot& slot = slots_[index];
+  const bool waits = slot.state == SlotState::kInFlight || slot.state == SlotState::kQuarantine;
+  return waits && slot.serial == id >> 32 ? index : kNoSlot;
+}
+
+// False: the server sent what it must not.
+bool Ring::on_frame(Link& link, const net::Frame& frame) {
+  if ((frame.request_id & 0xffffffffu) == 0) {
+    if (frame.payload_bytes != 0) return false;
+    mark_dirty(link);
+    return link.on_control_reply(frame);
+  }
+  const uint32_t index = slot_of(frame.request_id);
+  if (index == kNoSlot) return true;  // late: nobody waits for it, its payload is thrown away
+  Slot& slot = slots_[index];
+  if (slot.link != &link) return false;
+  if (slot.state == SlotState::kQuarantine) {  // the server is through with the slice
+    slots_.remove(index);
+    slot.direct_read = false;
+    if (slot.ending)
+      finish(index, slot.result, slot.last_detail, true);
+    else
+      act(index, slot.outcome);
+    return true;
+  }
+  switch (frame.type) {
+    case Type::kReadReply:
+      return slot.sqe.op == FFS_OP_READ && on_read_reply(link, frame, index);
+    case Type::kExistsReply:
+      return slot.sqe.op == FFS_OP_EXISTS && on_exists_reply(frame, index);
+    case Type::kLastChunkReply:
+      return slot.sqe.op == FFS_OP_LAST_CHUNK && on_last_chunk_reply(frame, index);
+    case Type::kUpdateReply:
+      return slot.update && on_update_reply(frame, index);
+    default:
+      return false;
+  }
+}
+
+void Ring::note_epoch(uint64_t routing_epoch) {
+  if (routing_epoch <= hinted_epoch_ || routing_epoch <= routing_->epoch) return;
+  hinted_epoch_ = routing_epoch;  // asked for once
+  events_ |= FFS_WAIT_NEEDS_ROUTING;
+}
+
+// --- reads ------------------------------------------------------------------------------------
+
+bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
+  Slot& slot = slots_[index];
+  const auto reply = frame.as<wire::ReadReply>();
+  note_epoch(reply.routing_epoch);
+  if (reply.status != 0) {
+    slot.chunk_length = reply.chunk_length;
+    if (reply.status == ENOENT && reply.detail == 0 && (slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0) {
+      link.read_reply = wire::ReadReply{};  // a hole
+      link.granule_crcs.clear();
+      finish_read(link, index);
+      return true;
+    }
+    detach(index);
+    end_try(index, {Ending::kReply, reply.status, static_cast<Detail>(reply.detail), reply.retry_after_ms});
+    return true;
+  }
+  if (reply.bytes > slot.sqe.length) return false;
+  if (reply.granule_count > kMaxGranules || reply.patch_count > reply.bytes) return false;
+  if (frame.var.size() !=
+      size_t{reply.granule_count} * 4 + size_t{reply.patch_count} * sizeof(wire::ReadPatch)) {
+    return false;
+  }
+  const bool in_region = reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion);
+  if (in_region && !slot.direct_read) return false;
+  uint64_t patched = 0;
+  link.granule_crcs.resize(reply.granule_count);
+  std::memcpy(link.granule_crcs.data(), frame.var.data(), size_t{reply.granule_count} * 4);
+  link.patches.resize(reply.patch_count);
+  if (reply.patch_count > 0) {
+    std::memcpy(link.patches.data(), frame.var.data() + size_t{reply.granule_count} * 4,
+                size_t{reply.patch_count} * sizeof(wire::ReadPatch));
+  }
+  for (const wire::ReadPatch& patch : link.patches) {
+    if (patch.at > reply.bytes || patch.length > reply.bytes - patch.at) return false;
+    patched += patch.length;
+  }
+  if (frame.payload_bytes != (in_region ? patched : reply.bytes)) return false;
+  if (!in_region && reply.patch_count != 0) return false;
+  link.read_reply = reply;
+  if (frame.payload_bytes == 0) {
+    finish_read(link, index);
+    return true;
+  }
+  uint8_t* to = slot.data();
+  if (in_region && link.patches.size() == 1) to += link.patches[0].at;
+  if (in_region && link.patches.size() > 1) {
+    if (link.scratch.size() < patched) link.scratch.resize(patched);
+    to = link.scratch.data();
+  }
+  link.receiving = index;
+  stats_.bytes_copied += frame.payload_bytes;
+  link.connection().reader.place_payload(to);
+  return true;
+}
+
+void Ring::on_payload(Link& link) {
+  const uint32_t index = link.receiving;
+  if (index == kNoSlot) return;  // it was thrown away
+  Slot& slot = slots_[index];
+  if (link.read_reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion) && link.patches.size() > 1) {
+    const uint8_t* from = link.scratch.data();
+    for (const wire::ReadPatch& patch : link.patches) {
+      std::memcpy(slot.data() + patch.at, from, patch.length);
+      from += patch.length;
+    }
+  }
+  link.receiving = kNoSlot;
+  finish_read(link, index);
+}
+
+// Whether the granules that came whole match the checksums that their writer computed.
+bool Ring::granules_match(const Link& link, const Slot& slot) {
+  const uint64_t begin = slot.sqe.offset;
+  const uint64_t end = begin + link.read_reply.bytes;
+  uint64_t granule = link.read_reply.first_granule;
+  for (const uint32_t expected : link.granule_crcs) {
+    const uint64_t from = granule * kGranuleBytes;
+    const uint64_t to = std::min<uint64_t>(from + kGranuleBytes, link.read_reply.chunk_length);
+    if (from < begin || to > end || to <= from) return false;
+    if (crc32c(slot.data() + (from - begin), to - from) != expected) return false;
+    granule++;
+  }
+  return true;
+}
+
+void Ring::finish_read(Link& link, uint32_t index) {
+  Slot& slot = slots_[index];
+  const wire::ReadReply& reply = link.read_reply;
+  detach(index);
+  if (client_->options().checksums &&
+      reply.checksum_kind == static_cast<uint8_t>(wire::ChecksumKind::kCrc32c) &&
+      !granules_match(link, slot)) {
+    return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
+  }
+  slot.direct_read = false;
+  slot.chunk_length = reply.chunk_length;
+  slot.value = reply.logical_length;
+  slot.sqe.codec = reply.codec;
+  slot.sqe.tag_bytes = reply.tag_bytes;
+  std::memcpy(slot.sqe.tag, reply.tag, sizeof slot.sqe.tag);
+  int64_t result = reply.bytes;
+  if ((slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0 && reply.bytes < slot.sqe.length) {
+    std::memset(slot.data() + reply.bytes, 0, slot.sqe.length - reply.bytes);
+    result = slot.sqe.length;
+  }
+  finish(index, result, Detail::kNone, true);
+}
+
+// --- the others -------------------------------------------------------------------------------
+
+bool Ring::on_update_reply(const net::Frame& frame, uint32_t index) {
+  Slot& slot = slots_[index];
+  const auto reply = frame.as<wire::UpdateReply>();
+  note_epoch(reply.routing_epoch);
+  slot.chunk_length = reply.chunk_length;
+  slot.value = reply.value;
+  slot.outcome = {Ending::kReply, reply.status, static_cast<Detail>(reply.detail), reply.retry_after_ms};
+  // A refusal can come before the payload is through. The send queue borrows the buffer till then.
+  slot.answered_early = slot.payload_queued;
+  if (!slot.answered_early) end_update(index);
+  return true;
+}
+
+void Ring::end_update(uint32_t index) {
+  Slot& slot = slots_[index];
+  slot.answered_early = false;
+  detach(index);
+  if (slot.outcome.status != 0) return end_try(index, TryOutcome(slot.outcome));
+  const bool data =
+      slot.sqe.op == FFS_OP_WRITE || slot.sqe.op == FFS_OP_REPLACE || slot.sqe.op == FFS_OP_CREATE;
+  finish(index, data ? slot.sqe.length : 0, Detail::kNone, true);
+}
+
+bool Ring::on_exists_reply(const net::Frame& frame, uint32_t index) {
+  Slot& slot = slots_[index];
+  const auto reply = frame.as<wire::ExistsReply>();
+  note_epoch(reply.routing_epoch);
+  if (reply.status == 0) {
+    if (reply.count != slot.sqe.length ||
+        frame.var.size() != size_t{reply.count} * sizeof(wire::ExistsEntry)) {
+      return false;
+    }
+    std::memcpy(slot.data(), frame.var.data(), frame.var.size());
+  }
+  detach(index);
+  if (reply.status == 0) {
+    finish(index, reply.count, Detail::kNone, true);
+  } else {
+    end_try(index, {Ending::kReply, reply.status, static_cast<Detail>(reply.detail)});
+  }
+  return true;
+}
+
+bool Ring::on_last_chunk_reply(const net::Frame& frame, uint32_t index) {
+  Slot& slot = slots_[index];
+  const auto reply = frame.as<wire::LastChunkReply>();
+  detach(index);
+  if (reply.status == 0) {
+    std::memcpy(slot.sqe.key, reply.key, sizeof slot.sqe.key);
+    slot.value = reply.chunks;
+    slot.chunk_length = reply.length;
+    finish(index, reply.length, Detail::kNone, true);
+  } else {
+    end_try(index, {Ending::kReply, reply.status, static_cast<Detail>(reply.detail)});
+  }
+  return true;
+}
+
+}  // namespace ffs::client

@@ -1,0 +1,312 @@
+// Links: connecting, failing, and the frames of requests (docs/wire_format.md).
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "client/ring.h"
+#include "net/frame.h"
+
+namespace ffs::client {
+
+using wire::Detail;
+using wire::Type;
+
+namespace {
+
+// So much is encoded ahead of what the socket took.
+constexpr size_t kSendAheadBytes = 1u << 20;
+constexpr uint64_t kMsNs = 1000000;
+
+net::Bytes bytes_of(const std::vector<uint32_t>& words, uint32_t count) {
+  return {reinterpret_cast<const uint8_t*>(words.data()), size_t{count} * sizeof(uint32_t)};
+}
+
+wire::UpdateKind kind_of(uint8_t op) {
+  switch (op) {
+    case FFS_OP_WRITE:
+      return wire::UpdateKind::kWrite;
+    case FFS_OP_TRUNCATE:
+      return wire::UpdateKind::kTruncate;
+    case FFS_OP_REMOVE:
+      return wire::UpdateKind::kRemove;
+    case FFS_OP_REPLACE:
+      return wire::UpdateKind::kReplace;
+    case FFS_OP_CREATE:
+      return wire::UpdateKind::kCreate;
+    case FFS_OP_SPACE_EPOCH:
+      return wire::UpdateKind::kSpaceEpoch;
+    case FFS_OP_REMOVE_RANGE:
+      return wire::UpdateKind::kRemoveRange;
+    default:
+      break;
+  }
+  FFS_CHECK(op == FFS_OP_TOUCH);
+  return wire::UpdateKind::kTouch;
+}
+
+bool carries_data(uint8_t op) {
+  return op == FFS_OP_WRITE || op == FFS_OP_REPLACE || op == FFS_OP_CREATE;
+}
+
+}  // namespace
+
+// --- links ------------------------------------------------------------------------------------
+
+void Ring::mark_dirty(Link& link) {
+  if (link.dirty) return;
+  link.dirty = true;
+  dirty_.push_back(&link);
+}
+
+void Ring::pump_dirty() {
+  while (!dirty_.empty()) {  // failing links make others dirty
+    Link* link = dirty_.back();
+    dirty_.pop_back();
+    link->dirty = false;
+    pump(*link);
+  }
+}
+
+void Ring::watch(Link& link) {
+  epoll_event event{EPOLLOUT, {&link}};
+  link.wants_write = true;
+  FFS_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.connection().socket.get(), &event) == 0);
+}
+
+void Ring::want_write(Link& link, bool on) {
+  if (link.wants_write == on) return;
+  epoll_event event{on ? EPOLLIN | EPOLLOUT : EPOLLIN, {&link}};
+  FFS_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.connection().socket.get(), &event) == 0);
+  link.wants_write = on;
+}
+
+// Brings the link forward: connects if there is a reason to, sends what may be sent.
+void Ring::pump(Link& link) {
+  if (link.state() == Link::State::kIdle) {
+    if (link.waiting.empty()) return;
+    if (link.retry_ns > now_ns_) return note_timer(link.retry_ns);
+    auto started = link.start(now_ns_);
+    if (!started.ok())
+      return fail_link(link, {Ending::kUnreachable, static_cast<uint32_t>(started.error().code)});
+    stats_.connects++;
+    note_timer(link.connect_deadline_ns);
+    return watch(link);
+  }
+  if (link.state() == Link::State::kConnecting) return;
+  net::SendQueue& queue = link.connection().queue;
+  const uint64_t bound = client_->options().inflight_bytes;
+  while (true) {
+    while (link.ready() && !link.waiting.empty() && queue.pending_bytes() < kSendAheadBytes) {
+      const uint32_t index = link.waiting.head;
+      if (link.inflight_bytes > 0 && link.inflight_bytes + slots_[index].sqe.length > bound) break;
+      if (!send_request(link, index)) break;
+    }
+    if (queue.empty()) break;
+    stats_.send_calls++;
+    auto sent = link.connection().flush(&tokens_);
+    release_tokens();
+    if (!sent.ok()) return fail_link(link, {Ending::kLost});
+    if (!*sent) return want_write(link, true);
+  }
+  want_write(link, false);
+}
+
+void Ring::release_tokens() {
+  for (const uint64_t token : tokens_) {
+    const auto index = static_cast<uint32_t>(token - 1);
+    slots_[index].payload_queued = false;
+    if (slots_[index].answered_early) end_update(index);
+  }
+  tokens_.clear();
+}
+
+// The connection is over. Everything on it ends its try so; what was never sent counts as
+// unreachable.
+void Ring::fail_link(Link& link, const TryOutcome& outcome) {
+  const bool was_ready = link.ready();
+  if (link.connected()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.connection().socket.get(), nullptr);
+  const bool was_local =
+      link.connected() ? link.local() : client_->options().transport != TransportChoice::kTcp;
+  link.disconnect(&tokens_);
+  release_tokens();
+  uint64_t pause_ms = 0;
+  if (was_ready) {
+    link.local_refused = false;
+  } else {
+    // Automatic choice: what can't be had over the Unix socket may be had over TCP.
+    if (client_->options().transport == TransportChoice::kAuto && was_local && !link.local_refused &&
+        !link.endpoint().socket_path.empty() && link.endpoint().host_id == client_->host_id() &&
+        outcome.ending == Ending::kUnreachable && link.failures == 0) {
+      link.local_refused = true;
+    } else {
+      link.local_refused = false;
+      pause_ms = backoff_ms(++link.failures + 1);
+    }
+  }
+  link.retry_ns = now_ns_ + pause_ms * kMsNs;
+  std::vector<std::pair<uint32_t, bool>> moved;  // rare
+  for (uint32_t i = link.in_flight.head; i != kNoSlot; i = slots_[i].next) moved.emplace_back(i, true);
+  for (uint32_t i = link.waiting.head; i != kNoSlot; i = slots_[i].next) moved.emplace_back(i, false);
+  for (const auto& [index, sent] : moved) {
+    detach(index);
+    if (!sent) slots_[index].attempt++;
+    end_try(index, sent || outcome.ending != Ending::kLost ? outcome : TryOutcome{Ending::kUnreachable});
+  }
+}
+
+// --- requests ---------------------------------------------------------------------------------
+
+wire::Context Ring::context_of(const Slot& slot, uint32_t handle) {
+  wire::Context context{};
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  context.target = slot.target.value;
+  context.chain = slot.sqe.chain;
+  context.capability = handle;
+  if (chain != nullptr) {
+    context.chain_term = chain->version.term;
+    context.chain_counter = chain->version.counter;
+  }
+  if (slot.channel.number != 0) {
+    context.client = client_->options().client.value;
+    context.channel = slot.channel.number;
+    context.sequence = slot.channel.sequence;
+  }
+  const uint64_t left_ms = slot.deadline_ns > now_ns_ ? (slot.deadline_ns - now_ns_) / kMsNs : 0;
+  context.deadline_ms = static_cast<uint32_t>(std::clamp<uint64_t>(left_ms, 1, ~0u));
+  context.space_epoch = slot.sqe.space_epoch;
+  context.trace_id = slot.sqe.userdata;
+  context.routing_epoch = routing_->epoch;
+  context.priority = slot.sqe.priority;
+  context.checksum_kind = static_cast<uint8_t>(client_->options().checksums ? wire::ChecksumKind::kCrc32c
+                                                                            : wire::ChecksumKind::kNone);
+  return context;
+}
+
+// Moves a waiting slot into flight. False: it ended instead.
+bool Ring::send_request(Link& link, uint32_t index) {
+  Slot& slot = slots_[index];
+  auto handle = link.capability(slot.sqe.capability);
+  if (!handle.ok()) {
+    detach(index);
+    finish(index, -handle.error().code, Detail::kNoCapability, !slot.lost_try);
+    return false;
+  }
+  slots_.remove(index);
+  slots_.push(link.in_flight, index);
+  slot.state = SlotState::kInFlight;
+  slot.serial++;
+  slot.attempt++;
+  slot.sent_ns = now_ns_;
+  slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
+  slot.region = 0;
+  slot.direct_read = false;
+  slot.answered_early = false;
+  link.inflight_bytes += slot.sqe.length;
+  note_timer(slot.try_deadline_ns);
+  const wire::Context context = context_of(slot, *handle);
+  switch (slot.sqe.op) {
+    case FFS_OP_READ:
+      push_read(link, index, context);
+      break;
+    case FFS_OP_EXISTS:
+      push_exists(link, index, context);
+      break;
+    case FFS_OP_LAST_CHUNK:
+      push_last_chunk(link, index, context);
+      break;
+    default:
+      push_update(link, index, context);
+      break;
+  }
+  return true;
+}
+
+void Ring::push_read(Link& link, uint32_t index, const wire::Context& context) {
+  Slot& slot = slots_[index];
+  const ffs_sqe& sqe = slot.sqe;
+  wire::Read read{};
+  read.context = context;
+  std::memcpy(read.key, sqe.key, sizeof read.key);
+  read.offset = sqe.offset;
+  read.length = sqe.length;
+  if (client_->options().checksums) read.flags |= wire::kReadWantChecksums;
+  if ((sqe.flags & FFS_SQE_VERIFY) != 0) read.flags |= wire::kReadVerifyPartial;
+  if ((sqe.flags & FFS_SQE_COMPARE_TAG) != 0) read.flags |= wire::kReadCompareTag;
+  if ((sqe.flags & FFS_SQE_TOUCH) != 0) read.flags |= wire::kReadTouch;
+  read.tag_bytes = sqe.tag_bytes;
+  std::memcpy(read.tag, sqe.tag, sizeof read.tag);
+  slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
+  slot.direct_read = slot.region != 0;
+  read.bulk.length = sqe.length;
+  read.bulk.kind = static_cast<uint8_t>(slot.direct_read ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
+  if (slot.direct_read) {
+    read.bulk.region = slot.region;
+    read.bulk.address = sqe.iov_offset % kExtentBytes;
+  }
+  link.connection().queue.push(Type::kRead, request_id(index, slot), read);
+}
+
+void Ring::push_update(Link& link, uint32_t index, const wire::Context& context) {
+  Slot& slot = slots_[index];
+  const ffs_sqe& sqe = slot.sqe;
+  wire::Update update{};
+  update.context = context;
+  std::memcpy(update.key, sqe.key, sizeof update.key);
+  update.kind = static_cast<uint8_t>(kind_of(sqe.op));
+  update.codec = sqe.codec;
+  update.tag_bytes = sqe.tag_bytes;
+  if ((sqe.flags & FFS_SQE_PIN) != 0) update.flags |= wire::kUpdatePin;
+  if ((sqe.flags & FFS_SQE_UNPIN) != 0) update.flags |= wire::kUpdateUnpin;
+  update.offset = sqe.offset;
+  update.length = sqe.length;
+  update.logical_length = sqe.logical_length;
+  update.expiry_ms = sqe.expiry_ms;
+  std::memcpy(update.tag, sqe.tag, sizeof update.tag);
+  if (!carries_data(sqe.op)) {
+    link.connection().queue.push(Type::kUpdate, request_id(index, slot), update);
+    return;
+  }
+  const net::Bytes data(slot.data(), sqe.length);
+  uint32_t pieces = 0;
+  if (client_->options().checksums) {
+    pieces = net::piece_count(sqe.offset, sqe.length);
+    net::piece_crcs(sqe.offset, data, crcs_.data());
+    // Without checksums a server could take bytes that their owner changed after giving up.
+    slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, false);
+  }
+  update.bulk.length = sqe.length;
+  update.bulk.kind =
+      static_cast<uint8_t>(slot.region != 0 ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
+  if (slot.region != 0) {
+    update.bulk.region = slot.region;
+    update.bulk.address = sqe.iov_offset % kExtentBytes;
+    link.connection().queue.push(Type::kUpdate, request_id(index, slot), update, bytes_of(crcs_, pieces));
+  } else {
+    slot.payload_queued = true;
+    link.connection().queue.push(Type::kUpdate, request_id(index, slot), update, bytes_of(crcs_, pieces),
+                                 data, index + 1);
+  }
+}
+
+void Ring::push_exists(Link& link, uint32_t index, const wire::Context& context) {
+  Slot& slot = slots_[index];
+  wire::Exists exists{};
+  exists.context = context;
+  exists.count = slot.sqe.length;
+  if ((slot.sqe.flags & FFS_SQE_TOUCH) != 0) exists.flags |= wire::kReadTouch;
+  link.connection().queue.push(Type::kExists, request_id(index, slot), exists,
+                               net::Bytes(slot.data(), size_t{exists.count} * sizeof(wire::ExistsKey)));
+}
+
+void Ring::push_last_chunk(Link& link, uint32_t index, const wire::Context& context) {
+  Slot& slot = slots_[index];
+  wire::LastChunk last{};
+  last.context = context;
+  ChunkKey key;
+  std::memcpy(key.bytes.data(), slot.sqe.key, key.bytes.size());
+  last.space = key.space();
+  link.connection().queue.push(Type::kLastChunk, request_id(index, slot), last);
+}
+
+}  // namespace ffs::client

@@ -1,0 +1,140 @@
+// A request on its way: one slot of a ring's table. Slots stand in at most one list at a time,
+// which says where they are (free, queued for a connection, in flight on it, parked, ...).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/check.h"
+#include "base/ids.h"
+#include "client/channels.h"
+#include "client/iov.h"
+#include "client/retry.h"
+#include "ffs/ffs.h"
+
+namespace ffs::client {
+
+class Link;
+
+constexpr uint32_t kNoSlot = ~0u;
+
+enum class SlotState : uint8_t {
+  kFree,
+  kPrepared,    // taken, not submitted
+  kQueued,      // in a link's queue, not sent
+  kInFlight,    // sent, unanswered
+  kParked,      // waits for a time, for routing or for a capability
+  kQuarantine,  // over, but a server may still write into its slice
+  kFinished,    // waits for the rest of its group
+};
+
+struct SlotList {
+  uint32_t head = kNoSlot;
+  uint32_t tail = kNoSlot;
+  uint32_t count = 0;
+  bool empty() const { return count == 0; }
+};
+
+struct Slot {
+  ffs_sqe sqe{};
+
+  SlotList* list = nullptr;
+  uint32_t prev = kNoSlot;
+  uint32_t next = kNoSlot;
+  SlotState state = SlotState::kFree;
+
+  bool update = false;
+  bool payload_queued = false;  // its payload is borrowed by the link's send queue
+  bool answered_early = false;  // with `outcome`, which counts once the payload is through
+  bool direct_read = false;     // this try's data goes straight into the slice
+  bool lost_try = false;        // update: an earlier try went unanswered
+  bool capability_sent_again = false;
+  bool parked_for_routing = false;
+  bool parked_for_capability = false;
+  bool ending = false;  // quarantine: finish with `result`, else `outcome` decides
+  bool granule_damage = false;
+
+  uint8_t tried = 0;      // members asked in this round, by index in the chain
+  uint8_t unsound = 0;    // members that showed damage
+  ChainVersion masks_of;  // the chain version that the two masks belong to
+  uint32_t serial = 0;    // of the try; half of the request id
+  uint32_t attempt = 0;   // tries so far
+  uint32_t bad_data_count = 0;
+
+  Link* link = nullptr;
+  TargetId target;
+  Channel channel;
+  uint64_t region = 0;  // that this try names, 0: inline
+  uint64_t deadline_ns = 0;
+  uint64_t try_deadline_ns = 0;
+  uint64_t sent_ns = 0;
+  uint64_t resume_ns = 0;
+  uint64_t parked_epoch = 0;  // routing epoch / capability issue that didn't help
+  TryOutcome outcome;         // the last
+  wire::Detail last_detail = wire::Detail::kNone;
+
+  // Groups: the head counts those that are left; members are linked in entry order.
+  uint32_t group_head = kNoSlot;
+  uint32_t group_next = kNoSlot;
+  uint32_t group_left = 0;
+
+  int64_t result = 0;
+  uint32_t detail = 0;
+  uint32_t chunk_length = 0;
+  uint64_t value = 0;
+
+  uint8_t* data() const { return sqe.iov == nullptr ? nullptr : iov()->data() + sqe.iov_offset; }
+  Iov* iov() const { return reinterpret_cast<Iov*>(sqe.iov); }
+};
+
+class SlotTable {
+ public:
+  explicit SlotTable(uint32_t entries) : slots_(entries) {
+    for (uint32_t i = 0; i < entries; i++) push(free_, i);
+  }
+  Slot& operator[](uint32_t index) { return slots_[index]; }
+  uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
+  SlotList& free_list() { return free_; }
+  uint32_t free_count() const { return free_.count; }
+
+  void push(SlotList& list, uint32_t index) {
+    Slot& slot = slots_[index];
+    FFS_CHECK(slot.list == nullptr);
+    slot.list = &list;
+    slot.prev = list.tail;
+    slot.next = kNoSlot;
+    (list.tail == kNoSlot ? list.head : slots_[list.tail].next) = index;
+    list.tail = index;
+    list.count++;
+  }
+  void push_front(SlotList& list, uint32_t index) {
+    Slot& slot = slots_[index];
+    FFS_CHECK(slot.list == nullptr);
+    slot.list = &list;
+    slot.prev = kNoSlot;
+    slot.next = list.head;
+    (list.head == kNoSlot ? list.tail : slots_[list.head].prev) = index;
+    list.head = index;
+    list.count++;
+  }
+  void remove(uint32_t index) {
+    Slot& slot = slots_[index];
+    FFS_CHECK(slot.list != nullptr);
+    SlotList& list = *slot.list;
+    (slot.prev == kNoSlot ? list.head : slots_[slot.prev].next) = slot.next;
+    (slot.next == kNoSlot ? list.tail : slots_[slot.next].prev) = slot.prev;
+    list.count--;
+    slot.list = nullptr;
+    slot.prev = slot.next = kNoSlot;
+  }
+
+ private:
+  std::vector<Slot> slots_;
+  SlotList free_;
+};
+
+inline uint64_t request_id(uint32_t index, const Slot& slot) {
+  return (static_cast<uint64_t>(slot.serial) << 32) | (index + 1);
+}
+
+}  // namespace ffs::client
