@@ -4,7 +4,7 @@ Format). Plain JSON; read strictly, since it may come from anywhere.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Tensor(msgspec.Struct, frozen=True):
     offset: int
     bytes: int
     hash: str
-    framework: str = "torch"
+    framework: Literal["torch", "numpy"] = "torch"
 
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, self.dtype, self.shape)
@@ -104,7 +104,6 @@ def _check(manifest: Manifest, where: str) -> None:
             repr(name),
             "lies outside its shard",
         )
-        need(tensor.framework in ("numpy", "torch"), repr(name), "comes from", repr(tensor.framework))
         need(len(tensor.hash) == 64, repr(name), "has no BLAKE3")
     for alias, kept in manifest.tied.items():
         need(kept in manifest.tensors, repr(alias), "is tied to", repr(kept), "which isn't there")

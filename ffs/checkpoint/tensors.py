@@ -169,9 +169,20 @@ class Destination:
         return staged.reshape(-1).view(np.uint8)
 
 
+def check_framework(spec: TensorSpec, framework: Framework) -> None:
+    """InvalidArgument if the framework has no such type."""
+    if framework not in ("torch", "numpy"):
+        raise InvalidArgument(f"framework {framework!r}: give 'torch' or 'numpy'")
+    if framework == "numpy" and spec.dtype not in NUMPY_NAMES:
+        raise InvalidArgument(
+            f"{spec.name!r} is {spec.dtype}, which numpy doesn't have: load with framework='torch'"
+        )
+
+
 def as_tensor(spec: TensorSpec, data: memoryview, framework: Framework) -> Any:
     """A tensor over `data` (exactly its bytes, aligned to its element) without a copy. It keeps
     `data` alive. InvalidArgument if the framework has no such type."""
+    check_framework(spec, framework)
     if framework == "torch":
         import torch
 
@@ -179,11 +190,7 @@ def as_tensor(spec: TensorSpec, data: memoryview, framework: Framework) -> Any:
         if not spec.nbytes:
             return torch.empty(spec.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).reshape(spec.shape)
-    name = NUMPY_NAMES.get(spec.dtype)
-    if name is None:
-        raise InvalidArgument(
-            f"{spec.name!r} is {spec.dtype}, which numpy doesn't have: load with framework='torch'"
-        )
+    name = NUMPY_NAMES[spec.dtype]
     if not spec.nbytes:
         return np.empty(spec.shape, dtype=name)
     return np.frombuffer(data, dtype=np.dtype(name).newbyteorder("<")).reshape(spec.shape)

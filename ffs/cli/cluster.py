@@ -21,7 +21,7 @@ from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.cli.parsing import Commands, command, connect, count_argument, print_json, size_argument
 from ffs.cli.text import format_bytes, format_seconds, plural, table
 from ffs.errors import FfsError, from_os_error
-from ffs.proto.cluster import GetStatus, StatusReply, TargetState
+from ffs.proto.cluster import StatusReply, TargetState
 
 DEFAULT_DIR = "ffs-cluster"
 DEFAULT_DEVICE = "4GiB"
@@ -229,7 +229,7 @@ def run_down(args: argparse.Namespace) -> int:
 
 def run_status(args: argparse.Namespace) -> int:
     with connect(args) as client:
-        status = client.core.caller.call(GetStatus(), StatusReply)
+        status = client.cluster_status()
     if args.json:
         print_json(status_fields(status))
     else:

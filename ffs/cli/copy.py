@@ -20,7 +20,7 @@ from ffs.cli.parsing import Commands, command, connect
 from ffs.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from ffs.client import Client
+    from ffs.client.client import Client
 
 _PIECE_BYTES = 16 << 20
 

@@ -12,7 +12,7 @@ from ffs.cli.location import Location, one_address, parse_remote
 from ffs.cli.parsing import Commands, command, connect
 
 if TYPE_CHECKING:
-    from ffs.client import Client
+    from ffs.client.client import Client
 
 _PIECE_BYTES = 8 << 20
 

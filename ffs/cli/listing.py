@@ -15,7 +15,7 @@ from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import format_bytes, table
 
 if TYPE_CHECKING:
-    from ffs.client import Client
+    from ffs.client.client import Client
 
 
 def add_commands(commands: Commands) -> None:

@@ -11,7 +11,7 @@ from ffs.cli.text import parse_bytes
 from ffs.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ffs.client import Client
+    from ffs.client.client import Client
 
 Commands = Any  # argparse's _SubParsersAction, which has no public name
 Run = Callable[[argparse.Namespace], int]
@@ -53,7 +53,7 @@ def count_argument(text: str) -> int:
 
 def connect(args: argparse.Namespace, address: str | None = None) -> Client:
     """A client of --cluster, FFS_CLUSTER, or `address` if the command's paths name one."""
-    from ffs.client import connect as open_client
+    from ffs.client.client import connect as open_client
 
     return open_client(address or args.cluster, transport=args.transport)
 

@@ -6,8 +6,8 @@ completions come out as arrays.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from ffs._native.ring import (
     Ring,
 )
 
+from ffs.errors import FfsError
 from ffs.kv.blocks import PrivateBlocks
 
 ENTRIES = 512
@@ -33,11 +34,11 @@ Completions = npt.NDArray[np.void]
 
 
 class Upkeep(Protocol):
-    """What a batch asks for while requests wait. Neither may raise; both may block."""
+    """What a batch asks for while requests wait: of ffs.client's KvHandle."""
 
     def refresh_routing(self) -> bool: ...
 
-    def renew_capability(self, native_id: int) -> None: ...
+    def renew(self) -> None: ...
 
 
 class BackgroundUpkeep:
@@ -48,17 +49,20 @@ class BackgroundUpkeep:
         self._upkeep = upkeep
         self._thread: threading.Thread | None = None
 
-    def react(self, events: int, capability: int) -> None:
-        if self._thread is not None and self._thread.is_alive():
+    def react(self, events: int) -> None:
+        if not events or (self._thread is not None and self._thread.is_alive()):
             return
-        if events & WAIT_NEEDS_CAPABILITY:
-            self._start(lambda: self._upkeep.renew_capability(capability))
-        elif events & WAIT_NEEDS_ROUTING:
-            self._start(lambda: self._upkeep.refresh_routing())
-
-    def _start(self, work: Callable[[], object]) -> None:
-        self._thread = threading.Thread(target=work, name="ffs-kv-upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(events,), name="ffs-kv-upkeep", daemon=True)
         self._thread.start()
+
+    def _work(self, events: int) -> None:
+        # A failure isn't lost: the requests that wait for it end at their deadline and tell.
+        with contextlib.suppress(FfsError):
+            if events & WAIT_NEEDS_ROUTING:
+                self._upkeep.refresh_routing()
+        with contextlib.suppress(FfsError):
+            if events & WAIT_NEEDS_CAPABILITY:
+                self._upkeep.renew()
 
 
 @dataclass(slots=True)
@@ -92,10 +96,9 @@ class KvRing:
 class Batch:
     """Sends entries whose `userdata` is their position, and hands out completions by position."""
 
-    def __init__(self, kv_ring: KvRing, upkeep: BackgroundUpkeep, capability: int) -> None:
+    def __init__(self, kv_ring: KvRing, upkeep: BackgroundUpkeep) -> None:
         self._kv = kv_ring
         self._upkeep = upkeep
-        self._capability = capability
 
     def run(self, entries: npt.NDArray[np.void]) -> Completions:
         """All of them; the completion of each at its position."""
@@ -160,8 +163,7 @@ class Batch:
     def _positions(self, out: Completions) -> list[int]:
         """Waits for completions, stores them, and returns their positions."""
         completions, events = self._kv.ring.wait(1, _LOOK_AGAIN_S)
-        if events:
-            self._upkeep.react(events, self._capability)
+        self._upkeep.react(events)
         positions = completions["userdata"].astype(np.int64)
         out[positions] = completions
         result: list[int] = positions.tolist()

@@ -28,22 +28,17 @@ from ffs._native.ring import (
     error_of_cqe,
 )
 
-from ffs.client.paths import wire_path
-from ffs.errors import BadHandle, FfsError, InvalidArgument, StaleEpoch, TagMismatch
+from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
 from ffs.kv.keys import CHUNK_KEY_BYTES, key_array
 from ffs.kv.results import Results, Status
-from ffs.proto import meta
-from ffs.proto.records import KvParams
 
 if TYPE_CHECKING:
-    from ffs.client import Client
-    from ffs.client.session import Session
-    from ffs.layout import Placement
+    from ffs._native.ring import NativeClient
+    from ffs.client.client import Client
+    from ffs.client.spaces import KvHandle
 
-MAX_BLOCK_BYTES = 16 << 20
-_RIGHTS = 3  # read and write
 _EXISTS_PIECE = 4096  # keys in one frame: 48 bytes each, frames hold 256 KiB of them
 _EXISTS_KEY = np.dtype(
     [("key", np.uint8, 24), ("tag", np.uint8, 16), ("tag_bytes", "<u4"), ("reserved", "<u4")]
@@ -53,45 +48,58 @@ _EXISTS_ENTRY = np.dtype([("state", "<u4"), ("length", "<u4")])
 Keys = Sequence[bytes] | npt.NDArray[np.uint8]
 
 
-class _Bound:
-    """What belongs to one session of one process: the capability and the rings."""
+class _Rings:
+    """The rings of one generation of the handle: they belong to one session of one process."""
 
-    def __init__(self, session: Session, opened: meta.KvOpened) -> None:
-        self.session = session
-        self.epoch = opened.attributes.epoch
-        self.capability = session.add_capability(
-            opened.ino, 0, _RIGHTS, opened.capability, opened.capability_expiry_ms
-        )
-        self.idle: deque[KvRing] = deque()
+    def __init__(self, native: NativeClient, generation: int) -> None:
+        self.generation = generation
+        self._native = native
+        self._idle: deque[KvRing] = deque()
         self.all: list[KvRing] = []
+        self._closed = False
 
-    def release(self) -> None:
-        for ring in self.all:
+    @contextlib.contextmanager
+    def take(self) -> Iterator[KvRing]:
+        """A ring of one's own."""
+        try:
+            kv_ring = self._idle.pop()
+        except IndexError:
+            kv_ring = KvRing.make(self._native)
+            self.all.append(kv_ring)
+        try:
+            yield kv_ring
+        except BaseException:
+            # Something may be in flight still: the next call must find a quiet ring.
+            self.all.remove(kv_ring)
+            kv_ring.close()
+            raise
+        if self._closed:
+            kv_ring.close()
+        else:
+            self._idle.append(kv_ring)
+
+    def close(self) -> None:
+        """Closes what is idle; what is taken is closed when its call ends."""
+        self._closed = True
+        while self._idle:
             with contextlib.suppress(FfsError):
-                ring.close()
-        self.idle.clear()
-        self.all.clear()
-        self.session.drop_capability(self.capability)
+                self._idle.pop().close()
 
 
 class Space:
     """An open KV space. Thread-safe: each call that runs at the same time has a ring of its own.
     A child of fork opens it again by itself on first use."""
 
-    def __init__(self, client: Client, path: str, opened: meta.KvOpened) -> None:
+    def __init__(self, handle: KvHandle) -> None:
         """For `create` and `open`."""
-        attributes = opened.attributes
-        if attributes.kv is None or attributes.layout is None:
-            raise InvalidArgument("isn't a KV space: make one with Space.create", path)
-        self._client = client
+        self._handle = handle
         self._lock = threading.Lock()
         self._closed = False
-        self._upkeep = BackgroundUpkeep(self)
-        self.path = path
-        self.inode: int = opened.ino
-        self.block_bytes: int = attributes.kv.block_bytes
-        self._placement: Placement = client.core.routing.placement(attributes.layout)
-        self._bound: _Bound | None = _Bound(client.core.session(), opened)
+        self._upkeep = BackgroundUpkeep(handle)
+        self._rings: _Rings | None = None
+        self.path = handle.path
+        self.inode: int = handle.ino
+        self.block_bytes: int = handle.params.block_bytes
 
     # --- making and opening ------------------------------------------------------------------
 
@@ -104,7 +112,7 @@ class Space:
         block_bytes: int,
         table: str | int | None = None,
         exist_ok: bool = False,
-        mode: int = 0o666,
+        permissions: int = 0o666,
     ) -> Space:
         """Makes a space at `path` for blocks of 1 to `block_bytes` bytes (at most 16 MiB) and opens it.
 
@@ -114,37 +122,24 @@ class Space:
         """
         if isinstance(block_bytes, bool) or not isinstance(block_bytes, int):
             raise TypeError(f"block_bytes is an int, not {type(block_bytes).__name__}")
-        if not 1 <= block_bytes <= MAX_BLOCK_BYTES:
-            raise InvalidArgument(f"block_bytes is {block_bytes}: give 1 to {MAX_BLOCK_BYTES} (16 MiB)")
-        core = client.core
-        layout = None
-        if table is not None:
-            layout = meta.LayoutChoice(table=core.routing.table_id(table))
-        request = meta.KvCreate(
-            path=wire_path(path),
-            params=KvParams(block_bytes=block_bytes),
-            mode=mode & ~core.umask,
-            layout=layout,
-            exist_ok=exist_ok,
+        return cls(
+            client.create_kv_space(path, block_bytes, table=table, exist_ok=exist_ok, permissions=permissions)
         )
-        return cls(client, path, core.change(request, meta.KvOpened))
 
     @classmethod
-    def open(cls, client: Client, path: str) -> Space:
-        """Opens the space at `path`. Blocking. Raises NotFound, InvalidArgument (it is something else)."""
-        return cls(client, path, cls._ask(client, path))
-
-    @staticmethod
-    def _ask(client: Client, path: str) -> meta.KvOpened:
-        return client.core.change(meta.KvOpen(path=wire_path(path)), meta.KvOpened)
+    def open(cls, client: Client, path: str, *, write: bool = True) -> Space:
+        """Opens the space at `path`. Blocking. Raises NotFound, AccessDenied, InvalidArgument (it is
+        something else)."""
+        return cls(client.open_kv_space(path, write=write))
 
     def close(self) -> None:
         """Gives back rings and the capability. Repeatable."""
         with self._lock:
             self._closed = True
-            bound, self._bound = self._bound, None
-        if bound is not None:
-            bound.release()
+            rings, self._rings = self._rings, None
+        if rings is not None:
+            rings.close()
+        self._handle.close()
 
     def __enter__(self) -> Space:
         return self
@@ -215,8 +210,8 @@ class Space:
         asked["key"] = self._keys(hashes)[order]
         asked["tag"] = hashes[order, CHUNK_KEY_BYTES:]
         asked["tag_bytes"] = CHUNK_KEY_BYTES
-        with self._ring() as (bound, kv_ring):
-            found, failed = self._look(kv_ring, bound, asked, chains[order], timeout_s)
+        with self._ring() as kv_ring:
+            found, failed = self._look(kv_ring, asked, chains[order], timeout_s)
         there = found["state"] == 1
         status[order[there]] = Status.HIT
         lengths[order] = np.where(there, found["length"], 0)
@@ -228,7 +223,6 @@ class Space:
     def _look(
         self,
         kv_ring: KvRing,
-        bound: _Bound,
         asked: npt.NDArray[np.void],
         chains: npt.NDArray[np.uint32],
         timeout_s: float | None,
@@ -246,14 +240,14 @@ class Space:
             entries["group"] = 1
             entries["userdata"] = np.arange(len(pieces), dtype=np.uint64)
             entries["timeout_ms"] = _timeout_ms(timeout_s)
-            entries["capability"] = bound.capability
-            entries["space_epoch"] = bound.epoch
+            entries["capability"] = self._handle.capability
+            entries["space_epoch"] = self._handle.epoch
             entries["chain"] = [int(chains[begin]) for begin, _ in pieces]
             entries["length"] = [end - begin for begin, end in pieces]
             entries["iov"] = staging.handle
             entries["iov_offset"] = [begin * _EXISTS_KEY.itemsize for begin, _ in pieces]
             entries["key"][:, :8] = np.frombuffer(self.inode.to_bytes(8, "big"), dtype=np.uint8)
-            done = Batch(kv_ring, self._upkeep, bound.capability).run(entries)
+            done = Batch(kv_ring, self._upkeep).run(entries)
             for (begin, end), row in zip(pieces, done, strict=True):
                 if row["result"] < 0:
                     failed.update(dict.fromkeys(range(begin, end), error_of_cqe(row)))
@@ -268,13 +262,13 @@ class Space:
 
     def stats(self) -> list[RingStats]:
         """Counters of this space's rings, one a ring (sends, receives, bytes, most in flight)."""
-        bound = self._bound
-        return [] if bound is None else [kv_ring.ring.stats() for kv_ring in bound.all]
+        rings = self._rings
+        return [] if rings is None else [kv_ring.ring.stats() for kv_ring in rings.all]
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _chains(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-        return self._placement.chains_of(hashes[:, :CHUNK_KEY_BYTES])
+        return self._handle.placement.chains_of(hashes[:, :CHUNK_KEY_BYTES])
 
     def _keys(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         keys = np.empty((len(hashes), 24), dtype=np.uint8)
@@ -301,10 +295,10 @@ class Space:
     def _run(
         self, entries: npt.NDArray[np.void], blocks: SharedBlocks | PrivateBlocks, *, writing: bool
     ) -> Completions:
-        with self._ring() as (bound, kv_ring):
-            entries["capability"] = bound.capability
-            entries["space_epoch"] = bound.epoch
-            batch = Batch(kv_ring, self._upkeep, bound.capability)
+        with self._ring() as kv_ring:
+            entries["capability"] = self._handle.capability
+            entries["space_epoch"] = self._handle.epoch
+            batch = Batch(kv_ring, self._upkeep)
             if isinstance(blocks, SharedBlocks):
                 entries["iov"] = blocks.handles
                 entries["iov_offset"] = blocks.offsets
@@ -312,53 +306,22 @@ class Space:
             return batch.run_staged(entries, blocks, self.block_bytes, writing=writing)
 
     @contextlib.contextmanager
-    def _ring(self) -> Iterator[tuple[_Bound, KvRing]]:
-        bound = self._bind()
-        try:
-            kv_ring = bound.idle.pop()
-        except IndexError:
-            kv_ring = KvRing.make(bound.session.native)
-            bound.all.append(kv_ring)
-        try:
-            yield bound, kv_ring
-        except BaseException:
-            # Something may be in flight still: the next call must find a quiet ring.
-            bound.all.remove(kv_ring)
-            kv_ring.close()
-            raise
-        bound.idle.append(kv_ring)
+    def _ring(self) -> Iterator[KvRing]:
+        with self._current_rings().take() as kv_ring:
+            yield kv_ring
 
-    def _bind(self) -> _Bound:
-        """This process's session; opens the space again under a new one (after fork, or when the last
-        one is over)."""
-        bound = self._bound
-        if bound is not None and not bound.session.over and bound.session is self._client.core.session():
-            return bound
+    def _current_rings(self) -> _Rings:
+        """Those of this process's session: new ones after fork, or when the last session is over."""
+        if self._closed:
+            raise BadHandle("the space is closed: open it again", self.path)
+        native = self._handle.native  # opens the space again if need be
+        rings = self._rings
+        if rings is not None and rings.generation == self._handle.generation:
+            return rings
         with self._lock:
-            if self._closed:
-                raise BadHandle("the space is closed: open it again", self.path)
-            session = self._client.core.session()
-            if self._bound is None or self._bound.session is not session:
-                opened = self._ask(self._client, self.path)
-                if opened.ino != self.inode:
-                    raise StaleEpoch(
-                        "was removed and made anew since it was opened: open it again", self.path
-                    )
-                self._bound = _Bound(session, opened)
-            return self._bound
-
-    # Upkeep, in a thread of its own (batch.py).
-
-    def refresh_routing(self) -> bool:
-        with contextlib.suppress(FfsError):
-            return bool(self._client.core.routing.refresh(once=True))
-        return False
-
-    def renew_capability(self, native_id: int) -> None:
-        bound = self._bound
-        if bound is not None:
-            with contextlib.suppress(FfsError, KeyError):
-                bound.session.renew_capability(native_id, once=True)
+            if self._rings is None or self._rings.generation != self._handle.generation:
+                self._rings = _Rings(native, self._handle.generation)
+            return self._rings
 
 
 _DETAIL_TAG = 8  # wire.h Detail::kTagMismatch

@@ -22,10 +22,10 @@ from ffs.cli.devcluster.process import Child, last_line, spawn, start_ticks, sto
 from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
 from ffs.cli.text import format_bytes, plural
 from ffs.errors import FfsError, InvalidArgument, NoSpace, Overloaded
-from ffs.proto.cluster import CreateTable, CreateTableReply, GetStatus, StatusReply
+from ffs.proto.cluster import CreateTable, CreateTableReply, StatusReply
 
 if TYPE_CHECKING:
-    from ffs.client import Client
+    from ffs.client.client import Client
 
 Say = Callable[[str], None]
 READY_TIMEOUT_S = 60.0
@@ -161,7 +161,7 @@ class Supervisor:
     @property
     def client(self) -> Client:
         if self._client is None:
-            from ffs.client import connect
+            from ffs.client.client import connect
 
             self._client = connect(self.address)
         return self._client
@@ -185,7 +185,7 @@ class Supervisor:
                     time.sleep(_POLL_S)
 
     def status(self) -> StatusReply:
-        return self.client.core.caller.call(GetStatus(), StatusReply)
+        return self.client.cluster_status()
 
     def _wait_serving(self, deadline: float, should_stop: Callable[[], bool]) -> StatusReply:
         said = ""
