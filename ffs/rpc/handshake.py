@@ -126,7 +126,7 @@ class AskerHandshake:
 
 
 class ServerHandshake:
-    """The side that was connected to. Give each body to `receive`, send what it returns, until `peer` is set."""
+    """The side that was connected to. Give each body to `receive`, send its answer, until `peer` is set."""
 
     def __init__(self, *, cluster: bytes, secret: bytes | None, name: str) -> None:
         self._cluster = cluster

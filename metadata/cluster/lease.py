@@ -69,18 +69,19 @@ class Lease:
     """This process's part in the election. One event loop."""
 
     def __init__(
-        self, store: Store, clock: ManagerClock, address: str, *, duration_ms: int = DURATION_MS
+        self, store: Store, clock: ManagerClock, address: str = "", *, duration_ms: int = DURATION_MS
     ) -> None:
+        """`address` is where others reach this process's server; set it before `run`."""
         self._store = store
         self._clock = clock
-        self._address = address
+        self.address = address
         self._duration_ms = duration_ms
         self._holder = os.urandom(16)
         self._machine = machine()
         self._watch = Watch()
         self.term = 0  # ours while primary, else 0
         self.primary_address = ""  # whoever it is, as last seen
-        self.changed = asyncio.Event()  # set at every gain and loss; the listener clears it
+        self._watchers: set[asyncio.Future[None]] = set()
 
     @property
     def primary(self) -> bool:
@@ -97,6 +98,23 @@ class Lease:
         record = await get_record(txn, LeaseRecord, LEASE)
         if not self.primary or record is None or not self._ours(record):
             raise NotPrimary("the manager's lease has gone to another process")
+
+    async def changed_from(self, term: int) -> int:
+        """Waits while `term` is what it is; the term now (0: not the primary)."""
+        while self.term == term:
+            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watchers.add(watcher)
+            try:
+                await watcher
+            finally:
+                self._watchers.discard(watcher)
+        return self.term
+
+    def _set_term(self, term: int) -> None:
+        self.term = term
+        for watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     async def run(self) -> None:
         """Acquires and renews until cancelled; then releases."""
@@ -148,9 +166,8 @@ class Lease:
 
         if await self._store.run(body, urgent=True):
             self._clock.stored()
-            self.term = term
-            self.primary_address = self._address
-            self.changed.set()
+            self.primary_address = self.address
+            self._set_term(term)
             log.info("this process is the manager now, term %d", term)
 
     async def _renew(self) -> None:
@@ -169,10 +186,9 @@ class Lease:
 
     def _lose(self) -> None:
         log.warning("the manager's lease has gone to another process")
-        self.term = 0
         self._watch = Watch()
         self._clock.follow()
-        self.changed.set()
+        self._set_term(0)
 
     async def _release(self) -> None:
         if not self.primary:
@@ -188,14 +204,14 @@ class Lease:
             await self._store.run(body, urgent=True, timeout_s=2.0)
         except FfsError as error:
             log.warning("the lease wasn't released, the next manager waits it out: %s", error)
-        self.term = 0
+        self._set_term(0)
 
     def _record(self, term: int, beat: int, holder: bytes | None = None) -> LeaseRecord:
         return LeaseRecord(
             term=term,
             beat=beat,
             holder=self._holder if holder is None else holder,
-            address=self._address,
+            address=self.address,
             duration_ms=self._duration_ms,
             machine=self._machine,
             pid=os.getpid(),

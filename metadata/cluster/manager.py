@@ -144,8 +144,9 @@ class Manager:
             return OkReply()
         raise ProtocolError(f"{type(request).__name__} isn't a request to a metadata server")
 
-    def handles(self, request: Message) -> bool:
-        return isinstance(request, _REQUESTS)
+    def cancellable(self, request: Message) -> bool:
+        """A long poll may be dropped; what writes may not."""
+        return type(request) is GetRouting
 
     # background
 
@@ -157,11 +158,11 @@ class Manager:
             group.create_task(self._record())
 
     async def _follow_lease(self) -> None:
+        term = 0
         while True:
-            await self._lease.changed.wait()
-            self._lease.changed.clear()
+            term = await self._lease.changed_from(term)
             self._forget()
-            if self._lease.primary:
+            if term:
                 await _survive(self._routing.refresh())
                 now = self._now_s()
                 for node in self._routing.view.nodes.values():
@@ -390,11 +391,6 @@ class Manager:
             ]
             if any(view.usage.get(uuid) != (capacity, free) for uuid, capacity, free in devices):
                 await self._registry.save_usage(node_id, devices)
-
-
-_REQUESTS = (
-    GetRouting, Heartbeat, GetStatus, Ping, CreateTable, AllocateTargets, RegisterNode, AnnounceNode
-)  # fmt: skip
 
 
 def _route(record: ChainRecord, version: chains.Version, *, proposed: bool) -> ChainRoute:

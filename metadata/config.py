@@ -1,0 +1,55 @@
+"""Configuration of a metadata process: one struct, from the command line. docs/operations.md, ffs-meta."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ffs.rpc.address import Address, parse_address
+
+
+@dataclass(frozen=True, slots=True)
+class MetaConfig:
+    store: str  # lmdb://DIRECTORY or fdb://CLUSTER-FILE
+    listen: Address  # port 0: any free one
+    advertise: str  # host:port that others reach it by; "": where it listens
+    secret_file: str  # "": none, loopback only
+    ready_file: str  # "": none
+    lease_ms: int  # 1000 .. 60000: how long a silent manager stays the manager
+    log_level: str
+
+
+def _lease_ms(text: str) -> int:
+    value = int(text)
+    if not 1000 <= value <= 60_000:
+        raise argparse.ArgumentTypeError("give 1000 to 60000 (milliseconds)")
+    return value
+
+
+def parse_config(arguments: Sequence[str] | None = None) -> MetaConfig:
+    """From argv. Ends the process with a usage line for what argparse refuses; InvalidArgument."""
+    parser = argparse.ArgumentParser(
+        prog="ffs-meta", description="The metadata service of ffs: namespace and cluster manager."
+    )
+    parser.add_argument("--store", required=True, help="lmdb://DIRECTORY or fdb://CLUSTER-FILE?prefix=TEXT")
+    parser.add_argument("--listen", default="127.0.0.1:7550", help="host:port; port 0 takes a free one")
+    parser.add_argument("--advertise", default="", help="host:port that others reach it by")
+    parser.add_argument(
+        "--cluster-secret-file", default="", help="wanted of all who connect; needed beyond loopback"
+    )
+    parser.add_argument("--ready-file", default="", help="written when it serves: one JSON object")
+    parser.add_argument("--lease-ms", type=_lease_ms, default=3000)
+    parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    known = parser.parse_args(arguments)
+    if known.advertise:
+        parse_address(known.advertise)
+    return MetaConfig(
+        store=known.store,
+        listen=parse_address(known.listen, port_zero=True),
+        advertise=known.advertise,
+        secret_file=known.cluster_secret_file,
+        ready_file=known.ready_file,
+        lease_ms=known.lease_ms,
+        log_level=known.log_level,
+    )

@@ -1,0 +1,143 @@
+"""The process `ffs-meta`: wiring only. docs/operations.md, ffs-meta."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+import ffs
+from ffs.proto import meta
+from ffs.proto.common import Message
+from ffs.rpc.address import format_address
+from ffs.rpc.handshake import Peer, read_secret
+from ffs.rpc.ready import announce_ready
+from ffs.rpc.server import Server
+from metadata.cluster.chain_port import StorageControl
+from metadata.cluster.clock import ManagerClock
+from metadata.cluster.identity import cluster_id
+from metadata.cluster.lease import Lease
+from metadata.cluster.manager import Manager
+from metadata.cluster.routing import RoutingCache
+from metadata.config import MetaConfig, parse_config
+from metadata.fs.namespace import Collector, Namespace, SessionSweeper
+from metadata.kv import Store, open_store
+
+log = logging.getLogger("ffs.meta")
+
+PROGRAM = "ffs-meta"
+
+
+class MetaService:
+    """Hands each request to the namespace or to the manager (ffs.rpc.server.Service)."""
+
+    def __init__(self, namespace: Namespace, manager: Manager) -> None:
+        self._namespace = namespace
+        self._manager = manager
+        self._namespace_now = namespace.try_handle_now
+        self._of_namespace = frozenset(meta.REPLY_OF)
+
+    def handle_now(self, peer: Peer, request: Message) -> Message | None:
+        if type(request) in self._of_namespace:
+            return self._namespace_now(request)  # type: ignore[arg-type]
+        return self._manager.handle_now(peer, request)
+
+    async def handle(self, peer: Peer, request: Message) -> Message:
+        if type(request) in self._of_namespace:
+            return await self._namespace.handle(request)  # type: ignore[arg-type]
+        return await self._manager.handle(peer, request)
+
+    def cancellable(self, request: Message) -> bool:
+        return self._manager.cancellable(request)
+
+
+async def serve(config: MetaConfig, stop: asyncio.Event) -> None:
+    """Runs until `stop`. Raises FfsError when it can't start."""
+    secret = read_secret(config.secret_file) if config.secret_file else None
+    store = open_store(config.store)
+    try:
+        await _serve_store(config, store, secret, stop)
+    finally:
+        await store.close()
+
+
+async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, stop: asyncio.Event) -> None:
+    cluster = await cluster_id(store, f"ffs {ffs.__version__}")
+    clock = ManagerClock()
+    lease = Lease(store, clock, duration_ms=config.lease_ms)
+    routing = RoutingCache(store, clock)
+    await routing.refresh()
+    manager = Manager(store, lease, clock, routing, cluster=cluster)
+    control = StorageControl(routing, cluster=cluster, secret=secret, name=PROGRAM)
+    namespace = Namespace(store, routing, control, cluster_id=cluster)
+    await namespace.start()
+    service = MetaService(namespace, manager)
+    async with Server(service, config.listen, cluster=cluster, secret=secret, name=PROGRAM) as server:
+        lease.address = config.advertise or format_address(server.address)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(lease.run()),
+                group.create_task(routing.poll()),
+                group.create_task(manager.run()),
+                group.create_task(_while_primary(lease, Collector(namespace).run)),
+                group.create_task(_while_primary(lease, SessionSweeper(namespace).run)),
+            ]
+            announce_ready(PROGRAM, lease.address, config.ready_file, {"cluster": cluster.hex()})
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+        control.close()
+
+
+async def _while_primary(lease: Lease, work: Callable[[], Awaitable[None]]) -> None:
+    """Runs `work` while this process is the primary; starts it anew with each term."""
+    term = lease.term
+    while True:
+        if term == 0:
+            term = await lease.changed_from(0)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(_run(work))
+            term = await lease.changed_from(term)
+            running.cancel()
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
+def install_stop_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT ask for a clean stop; a second one is the system's."""
+    loop = asyncio.get_running_loop()
+
+    def asked(number: signal.Signals) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked, number)
+
+
+async def _main(config: MetaConfig) -> None:
+    stop = asyncio.Event()
+    install_stop_signals(stop)
+    await serve(config, stop)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `ffs-meta`. An error at start is one line on stderr and exit status 1."""
+    try:
+        config = parse_config(arguments)
+        logging.basicConfig(
+            level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        asyncio.run(_main(config))
+    except OSError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
