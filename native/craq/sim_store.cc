@@ -1,0 +1,196 @@
+#include "craq/sim_store.h"
+
+#include <algorithm>
+
+namespace ffs::craq::sim {
+
+std::string ModelState::apply(const Record& r) {
+  if (r.outcome != Outcome::ok) return {};
+  const Update& u = r.update;
+  auto set_retry = [&](const UpdateIdentity& who, const Version& version, RetryState state, Outcome outcome) {
+    if (who.client.value == 0) return;
+    retry[{who.client.value, who.channel}] = RetryEntry{who.sequence, u.key, version, state, outcome};
+  };
+  switch (r.kind) {
+    case RecordKind::stage:
+    case RecordKind::stage_commit: {
+      ModelChunk& c = chunks[u.key];
+      ModelVersion v;
+      v.facts = r.after;
+      v.content = r.content;
+      v.version = u.version;
+      v.removal = u.kind == UpdateKind::remove;
+      v.identity = u.identity;
+      v.space_epoch = u.space_epoch;
+      bool commit_now = r.kind == RecordKind::stage_commit;
+      if (commit_now && !c.pendings.empty()) return "commit_now above a pending version";
+      if (commit_now) {
+        c.committed = v;
+      } else {
+        c.pendings.push_back(v);
+      }
+      set_retry(u.identity, u.version, commit_now ? RetryState::done : RetryState::pending, Outcome::ok);
+      break;
+    }
+    case RecordKind::commit: {
+      auto at = chunks.find(u.key);
+      if (at == chunks.end()) return "commit of an unknown chunk";
+      ModelChunk& c = at->second;
+      bool found = false;
+      for (const ModelVersion& p : c.pendings) found |= p.version == u.version;
+      if (!found) return "commit of what isn't pending";
+      while (!c.pendings.empty() && c.pendings.front().version <= u.version) {
+        c.committed = c.pendings.front();
+        c.pendings.erase(c.pendings.begin());
+        set_retry(c.committed.identity, c.committed.version, RetryState::done, Outcome::ok);
+      }
+      break;
+    }
+    case RecordKind::refuse: {
+      auto& pendings = chunks[u.key].pendings;
+      pendings.erase(std::remove_if(pendings.begin(), pendings.end(),
+                                    [&](const ModelVersion& p) { return p.version == u.version; }),
+                     pendings.end());
+      set_retry(u.identity, u.version, RetryState::refused, r.refusal);
+      break;
+    }
+    case RecordKind::epoch:
+      epochs[r.space] = std::max(epochs[r.space], r.epoch);
+      break;
+    case RecordKind::chain:
+      if (r.chain.adopted < chain.adopted) return "the adopted chain version went back";
+      chain = r.chain;
+      break;
+    case RecordKind::fence:
+      fenced.insert(r.space);
+      break;
+  }
+  // Like the engine, the model forgets a chunk that is neither committed nor pending.
+  if (auto at = chunks.find(u.key); at != chunks.end()) {
+    if (at->second.pendings.empty() && at->second.committed.facts.version.none()) chunks.erase(at);
+  }
+  return {};
+}
+
+std::string ModelStore::append(Record record) {
+  std::string wrong = now_.apply(record);
+  tail_.push_back(std::move(record));
+  return wrong;
+}
+
+std::string ModelStore::content_after(const Update& u, const Bytes& payload, bool keep_attributes,
+                                      Record* record) const {
+  ModelVersion base;
+  bool newest_is_removal = false;
+  if (auto at = now_.chunks.find(u.key); at != now_.chunks.end()) {
+    const ModelChunk& c = at->second;
+    base = c.pendings.empty() ? c.committed : c.pendings.back();
+    newest_is_removal = !c.pendings.empty() && base.removal;
+    if (base.version >= u.version) return "stage of an old version";
+  }
+  const bool absent = base.facts.version.none();
+  if (u.base_absent != absent) return "base_absent is wrong";
+  if (newest_is_removal && u.base != base.version) return "the base isn't the newest version";
+  if (!absent && u.base != base.version) return "the base isn't the newest version";
+  if (keep_attributes && absent) return "no attributes to keep";
+  record->after.version = u.version;
+  record->after.attributes = keep_attributes ? base.facts.attributes : u.attributes;
+  Bytes& content = record->content;
+  content = base.content;
+  switch (u.kind) {
+    case UpdateKind::write:
+      if (payload.size() != u.length_bytes) return "payload of the wrong length";
+      content.resize(std::max<size_t>(content.size(), u.offset_bytes + payload.size()));
+      std::copy(payload.begin(), payload.end(), content.begin() + u.offset_bytes);
+      break;
+    case UpdateKind::truncate:
+      content.resize(u.length_bytes);
+      break;
+    case UpdateKind::remove:
+      content.clear();
+      record->after = ChunkFacts{};
+      break;
+    case UpdateKind::replace:
+    case UpdateKind::create:
+      if (payload.size() != u.length_bytes) return "payload of the wrong length";
+      content = payload;
+      break;
+  }
+  record->after.length_bytes = static_cast<uint32_t>(content.size());
+  return {};
+}
+
+const ModelVersion* ModelStore::find(const ChunkKey& key, const Version& version) const {
+  auto at = now_.chunks.find(key);
+  if (at == now_.chunks.end()) return nullptr;
+  if (at->second.committed.facts.version == version) return &at->second.committed;
+  for (const ModelVersion& p : at->second.pendings) {
+    if (p.version == version) return &p;
+  }
+  return nullptr;
+}
+
+bool ModelStore::make_durable(Record* record) {
+  if (tail_.empty()) return false;
+  *record = std::move(tail_.front());
+  tail_.erase(tail_.begin());
+  durable_.apply(*record);
+  return true;
+}
+
+void ModelStore::crash(size_t keep) {
+  for (size_t i = 0; i < std::min(keep, tail_.size()); i++) durable_.apply(tail_[i]);
+  tail_.clear();
+  now_ = durable_;
+}
+
+ChunkFacts ModelStore::committed(const ChunkKey& key) const {
+  auto at = now_.chunks.find(key);
+  return at == now_.chunks.end() ? ChunkFacts{} : at->second.committed.facts;
+}
+
+void ModelStore::each_pending(PendingVisitor& visitor) const {
+  for (const auto& [key, c] : now_.chunks) {
+    for (const ModelVersion& p : c.pendings) {
+      PendingFacts facts;
+      facts.key = key;
+      facts.chunk = p.facts;
+      facts.chunk.version = p.version;
+      facts.removal = p.removal;
+      facts.identity = p.identity;
+      facts.space_epoch = p.space_epoch;
+      visitor.visit(facts);
+    }
+  }
+}
+
+std::optional<RetryEntry> ModelStore::retry(ClientId client, uint32_t channel) const {
+  auto at = now_.retry.find({client.value, channel});
+  if (at == now_.retry.end()) return std::nullopt;
+  return at->second;
+}
+
+uint64_t ModelStore::least_epoch(uint64_t space) const {
+  auto at = now_.epochs.find(space);
+  return at == now_.epochs.end() ? 0 : at->second;
+}
+
+std::optional<ChunkKey> ModelStore::first_committed(uint64_t space, const ChunkKey* after) const {
+  auto at =
+      after != nullptr ? now_.chunks.upper_bound(*after) : now_.chunks.lower_bound(ChunkKey::of(space, {}));
+  for (; at != now_.chunks.end() && at->first.space() == space; ++at) {
+    if (!at->second.committed.facts.version.none()) return at->first;
+  }
+  return std::nullopt;
+}
+
+std::optional<ChunkKey> ModelStore::last_committed(uint64_t space) const {
+  std::optional<ChunkKey> found;
+  for (std::optional<ChunkKey> key = first_committed(space, nullptr); key.has_value();
+       key = first_committed(space, &*key)) {
+    found = key;
+  }
+  return found;
+}
+
+}  // namespace ffs::craq::sim

@@ -1,0 +1,92 @@
+// The simulator's model of a chunk store: plain maps, and a journal whose tail isn't durable yet.
+// It also checks that the replica keeps the contract of replica.h. Tests only; not for speed.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "craq/replica.h"
+
+namespace ffs::craq::sim {
+
+using Bytes = std::vector<uint8_t>;
+
+enum class RecordKind : uint8_t { stage = 1, stage_commit, commit, refuse, epoch, chain, fence };
+
+struct Record {
+  RecordKind kind = RecordKind::stage;
+  OpId op = 0;  // 0: no completion
+  Outcome outcome = Outcome::ok;
+  Update update;  // stage; key, version, identity of the others
+  ChunkFacts after;
+  Bytes content;
+  Outcome refusal = Outcome::ok;
+  uint64_t space = 0;
+  uint64_t epoch = 0;
+  ChainRecord chain;
+};
+
+struct ModelVersion {
+  ChunkFacts facts;  // version none: removed
+  Bytes content;
+  Version version;
+  bool removal = false;
+  UpdateIdentity identity;
+  uint64_t space_epoch = 0;
+};
+
+struct ModelChunk {
+  ModelVersion committed;
+  std::vector<ModelVersion> pendings;
+};
+
+// What records add up to.
+struct ModelState {
+  std::map<ChunkKey, ModelChunk> chunks;
+  std::map<std::pair<uint64_t, uint32_t>, RetryEntry> retry;
+  std::map<uint64_t, uint64_t> epochs;
+  std::set<uint64_t> fenced;
+  ChainRecord chain;
+
+  // An empty string, or what is wrong with the record.
+  std::string apply(const Record& record);
+};
+
+class ModelStore final : public StoreView {
+ public:
+  // --- effects
+  std::string append(Record record);  // visible at once
+  // The content that `u` makes of its base; an error text if the base isn't the newest.
+  std::string content_after(const Update& u, const Bytes& payload, bool keep_attributes,
+                            Record* record) const;
+  // Null if there is no such version, committed or pending.
+  const ModelVersion* find(const ChunkKey& key, const Version& version) const;
+
+  // The next record that becomes durable; false if there is none.
+  bool make_durable(Record* record);
+  void crash(size_t keep);
+  size_t undurable() const { return tail_.size(); }
+  const ModelState& state() const { return now_; }
+
+  Outcome admit_outcome = Outcome::ok;
+
+  // --- StoreView
+  ChunkFacts committed(const ChunkKey& key) const override;
+  void each_pending(PendingVisitor& visitor) const override;
+  std::optional<RetryEntry> retry(ClientId client, uint32_t channel) const override;
+  bool fenced(ClientId client) const override { return now_.fenced.count(client.value) != 0; }
+  uint64_t least_epoch(uint64_t space) const override;
+  ChainRecord chain_record() const override { return now_.chain; }
+  Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return admit_outcome; }
+  std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const override;
+  std::optional<ChunkKey> last_committed(uint64_t space) const override;
+
+ private:
+  ModelState durable_;
+  ModelState now_;
+  std::vector<Record> tail_;  // appended, not durable
+};
+
+}  // namespace ffs::craq::sim
