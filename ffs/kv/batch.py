@@ -34,7 +34,7 @@ Completions = npt.NDArray[np.void]
 
 
 class Upkeep(Protocol):
-    """What a batch asks for while requests wait: of ffs.client's KvHandle."""
+    """What a batch asks for while requests wait: handle.py has it."""
 
     def refresh_routing(self) -> bool: ...
 

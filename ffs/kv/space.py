@@ -31,13 +31,13 @@ from ffs._native.ring import (
 from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
+from ffs.kv.handle import Handle
 from ffs.kv.keys import CHUNK_KEY_BYTES, key_array
 from ffs.kv.results import Results, Status
 
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
     from ffs.client.client import Client
-    from ffs.client.spaces import KvHandle
 
 _EXISTS_PIECE = 4096  # keys in one frame: 48 bytes each, frames hold 256 KiB of them
 _EXISTS_KEY = np.dtype(
@@ -90,7 +90,7 @@ class Space:
     """An open KV space. Thread-safe: each call that runs at the same time has a ring of its own.
     A child of fork opens it again by itself on first use."""
 
-    def __init__(self, handle: KvHandle) -> None:
+    def __init__(self, handle: Handle) -> None:
         """For `create` and `open`."""
         self._handle = handle
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class Space:
         self._rings: _Rings | None = None
         self.path = handle.path
         self.inode: int = handle.ino
-        self.block_bytes: int = handle.params.block_bytes
+        self.block_bytes: int = handle.block_bytes
 
     # --- making and opening ------------------------------------------------------------------
 
@@ -120,17 +120,15 @@ class Space:
         directory has it. With `exist_ok` a space of the same geometry is welcome. Blocking. Raises
         Exists, NotFound (the parent, the table), InvalidArgument.
         """
-        if isinstance(block_bytes, bool) or not isinstance(block_bytes, int):
-            raise TypeError(f"block_bytes is an int, not {type(block_bytes).__name__}")
         return cls(
-            client.create_kv_space(path, block_bytes, table=table, exist_ok=exist_ok, permissions=permissions)
+            Handle.create(client, path, block_bytes, table=table, exist_ok=exist_ok, permissions=permissions)
         )
 
     @classmethod
     def open(cls, client: Client, path: str, *, write: bool = True) -> Space:
         """Opens the space at `path`. Blocking. Raises NotFound, AccessDenied, InvalidArgument (it is
         something else)."""
-        return cls(client.open_kv_space(path, write=write))
+        return cls(Handle.open(client, path, write=write))
 
     def close(self) -> None:
         """Gives back rings and the capability. Repeatable."""

@@ -1,0 +1,150 @@
+"""What an open KV space needs of the client: placement, epoch, and a capability that is kept renewed.
+
+Opened again by itself in a child of fork and after the session was lost; `generation` grows then, and
+rings made before are of no use. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ffs.client.paths import check_path, wire_path
+from ffs.errors import BadHandle, Fenced, InvalidArgument, StaleEpoch
+from ffs.proto import meta
+from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
+from ffs.proto.records import KvParams
+
+if TYPE_CHECKING:
+    from ffs._native.ring import NativeClient
+    from ffs.client.client import Client
+    from ffs.client.core import Core
+    from ffs.client.session import Session
+    from ffs.layout import Placement
+
+MAX_BLOCK_BYTES = 16 << 20
+
+
+class Handle:
+    """One open of one space."""
+
+    def __init__(self, client: Client, path: str, *, write: bool) -> None:
+        """`create` and `open` make one."""
+        self.path = check_path(path)
+        self.ino = 0
+        self.epoch = 0
+        self.block_bytes = 0
+        self.generation = 0
+        self._client = client
+        self._write = write
+        self._lock = threading.Lock()
+        self._core: Core | None = None
+        self._session: Session | None = None
+        self._placement: Placement | None = None
+        self._capability = 0
+        self._closed = False
+
+    @classmethod
+    def create(
+        cls,
+        client: Client,
+        path: str,
+        block_bytes: int,
+        *,
+        table: str | int | None,
+        exist_ok: bool,
+        permissions: int,
+    ) -> Handle:
+        """Makes the space and opens it. Blocking."""
+        if isinstance(block_bytes, bool) or not isinstance(block_bytes, int):
+            raise TypeError(f"block_bytes is an int, not {type(block_bytes).__name__}")
+        if not 1 <= block_bytes <= MAX_BLOCK_BYTES:
+            raise InvalidArgument(f"block_bytes is {block_bytes}: give 1 to {MAX_BLOCK_BYTES} (16 MiB)")
+        core = client.core
+        layout = None if table is None else meta.LayoutChoice(table=core.routing.table_id(table))
+        request = meta.KvCreate(
+            path=wire_path(path),
+            params=KvParams(block_bytes=block_bytes),
+            mode=permissions & 0o7777 & ~core.umask,
+            layout=layout,
+            exist_ok=exist_ok,
+        )
+        handle = cls(client, path, write=True)
+        handle._adopt(core, *core.change_under_session(request, meta.KvOpened))
+        return handle
+
+    @classmethod
+    def open(cls, client: Client, path: str, *, write: bool) -> Handle:
+        """Opens the space. Blocking."""
+        handle = cls(client, path, write=write)
+        handle._ask(client.core)
+        return handle
+
+    def _ask(self, core: Core) -> None:
+        request = meta.KvOpen(path=wire_path(self.path), write=self._write)
+        session, opened = core.change_under_session(request, meta.KvOpened)
+        if self.ino not in (0, opened.ino):
+            raise StaleEpoch("was removed and made anew since it was opened: open it again", self.path)
+        self._adopt(core, session, opened)
+
+    def _adopt(self, core: Core, session: Session, opened: meta.KvOpened) -> None:
+        attributes = opened.attributes
+        if attributes.kv is None or attributes.layout is None:
+            raise InvalidArgument("isn't a KV space: make one with Space.create", self.path)
+        self._placement = core.routing.placement(attributes.layout)
+        self.ino = opened.ino
+        self.epoch = attributes.epoch
+        self.block_bytes = attributes.kv.block_bytes
+        rights = RIGHT_READ | (RIGHT_WRITE if self._write else 0)
+        self._capability = session.add_capability(
+            opened.ino, 0, rights, opened.capability, opened.capability_expiry_ms
+        )
+        self._core, self._session = core, session
+        self.generation += 1
+
+    def _live(self) -> Session:
+        if self._closed:
+            raise BadHandle("the space is closed: open it again", self.path)
+        core = self._client.core
+        session = self._session
+        if session is not None and self._core is core and not session.over:
+            return session
+        with self._lock:
+            if self._session is None or self._core is not core or self._session.over:
+                self._ask(core)
+            if self._session is None:
+                raise Fenced("the client session is over: connect again", self.path)
+            return self._session
+
+    @property
+    def native(self) -> NativeClient:
+        """The native client of this process's session. Opens the space again if need be."""
+        return self._live().native
+
+    @property
+    def capability(self) -> int:
+        """Native's id of the capability. Opens the space again if need be."""
+        self._live()
+        return self._capability
+
+    @property
+    def placement(self) -> Placement:
+        """Which chain has which block."""
+        if self._placement is None:
+            raise BadHandle("the space was never opened", self.path)
+        return self._placement
+
+    def refresh_routing(self) -> bool:
+        """Fetches newer routing, in one attempt. Blocking."""
+        return bool(self._live().refresh_routing())
+
+    def renew(self) -> None:
+        """Renews the capability, in one attempt. Blocking; raises if it is refused."""
+        self.epoch = self._live().renew_capability(self._capability, once=True)
+
+    def close(self) -> None:
+        """Gives the capability back. Repeatable."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None and not session.over:
+            session.drop_capability(self._capability)
