@@ -75,7 +75,7 @@ class Attributes(Struct, array_like=True, gc=False):
     mtime_ns: int
     ctime_ns: int
     btime_ns: int
-    epoch: int  # truncate epoch
+    epoch: int  # truncate epoch (for writing only Opened, TruncateReply and CapabilityReply tell it in time)
     layout: Layout | None = None
     kv: KvParams | None = None
 
@@ -311,6 +311,7 @@ class TruncateReply(Message, tag=42, kw_only=True):
     epoch: int
     capability: bytes = b""  # for the new epoch, when `handle` was given
     capability_expiry_ms: int = 0
+    ino: int = 0
 
 
 class CapabilityRenew(Request, tag=43, kw_only=True):
@@ -351,6 +352,7 @@ class MkDir(Request, tag=50, kw_only=True):
     mode: int = 0o777
     parents: bool = False
     layout: LayoutChoice | None = None
+    parent_mode: int = 0o777  # of those made on the way
 
 
 class Rename(Request, tag=51, kw_only=True):

@@ -66,14 +66,13 @@ class Dirent(Struct, array_like=True, gc=False):
 
 
 class ClientSession(Struct, array_like=True, gc=False, kw_only=True):
-    """A connected client. It is alive while `beat` changes within `ttl_ms` on a watcher's own clock."""
+    """A connected client. It is alive while its counter of renewals changes within `ttl_ms`, on a
+    watcher's own clock."""
 
     v: int = 1
-    beat: int
     ttl_ms: int
     label: str = ""
     opened_ns: int = 0
-    capability_expiry_ms: int = 0  # manager time: no capability of this session outlives it
     ended: bool = False  # fenced; its files are being closed
 
 
@@ -109,6 +108,7 @@ class Trim(Struct, array_like=True, gc=False, kw_only=True):
     v: int = 1
     epoch: int
     length: int
+    old: int = -1  # the file had at most that many bytes; -1: unknown, there were writers
 
 
 class FencedClient(Struct, array_like=True, gc=False, kw_only=True):

@@ -1,0 +1,86 @@
+"""close, fsync, append: what a writer tells of its file's length."""
+
+from __future__ import annotations
+
+from ffs import errors
+from ffs.layout import MAX_FILE_BYTES
+from ffs.proto import meta
+from metadata.fs.core import Core
+from metadata.fs.ops.open import need_trimmed
+from metadata.fs.schema import (
+    SUB_APPEND,
+    SUB_LENGTH,
+    client_writer_key,
+    counter,
+    decode_inode,
+    inode_key,
+    unsigned,
+    writer_key,
+)
+from metadata.kv.contract import Transaction
+
+
+async def close(core: Core, txn: Transaction, req: meta.Close) -> meta.LengthReply:
+    return await end_one(core, txn, req.client, req)
+
+
+async def fsync(core: Core, txn: Transaction, req: meta.Fsync) -> meta.LengthReply:
+    await need_writer(txn, req.client, req.ino, req.handle)
+    return await _merge(core, txn, req)
+
+
+async def end_one(
+    core: Core, txn: Transaction, client: int, req: meta.Close | meta.CloseEntry
+) -> meta.LengthReply:
+    """Merges the length and ends the write session."""
+    await need_writer(txn, client, req.ino, req.handle)
+    reply = await _merge(core, txn, req)
+    txn.clear(writer_key(req.ino, client, req.handle))
+    txn.clear(client_writer_key(client, req.ino, req.handle))
+    core.work.set()  # it may have been the last hold on an unlinked file
+    return reply
+
+
+async def need_writer(txn: Transaction, client: int, ino: int, handle: int) -> None:
+    if await txn.get(writer_key(ino, client, handle)) is None:
+        raise errors.BadHandle(f"write session {handle} of inode {ino} is over: open the file again")
+
+
+async def _merge(
+    core: Core, txn: Transaction, req: meta.Close | meta.CloseEntry | meta.Fsync
+) -> meta.LengthReply:
+    """Takes a length as a maximum, if its epoch is the file's."""
+    if not 0 <= req.length <= MAX_FILE_BYTES:
+        raise errors.TooLarge(f"a file's length is 0 to {MAX_FILE_BYTES} bytes, not {req.length}")
+    key = inode_key(req.ino)
+    data = await txn.get(key)
+    if data is None:
+        raise errors.NotFound(f"inode {req.ino} is gone")
+    epoch = decode_inode(data).epoch
+    length = unsigned(await txn.peek(key + SUB_LENGTH))
+    if not req.written:
+        return meta.LengthReply(length=length, epoch=epoch)
+    if req.epoch > epoch:
+        raise errors.InvalidArgument(f"epoch {req.epoch} of inode {req.ino} was never given; it is {epoch}")
+    if req.epoch < epoch:
+        await need_trimmed(txn, req.ino)  # the answer tells the new epoch
+        return meta.LengthReply(length=length, epoch=epoch, merged=False)
+    txn.max(key + SUB_LENGTH, req.length)
+    core.touch(txn, req.ino, core.now_ns())
+    return meta.LengthReply(length=max(length, req.length), epoch=epoch)
+
+
+async def append(core: Core, txn: Transaction, req: meta.Append) -> meta.AppendReply:
+    """Reserves a range beyond the length and all earlier reservations."""
+    if req.length < 0:
+        raise errors.InvalidArgument(f"can't append {req.length} bytes")
+    await need_writer(txn, req.client, req.ino, req.handle)
+    key = inode_key(req.ino)
+    data = await txn.get(key)
+    if data is None:
+        raise errors.NotFound(f"inode {req.ino} is gone")
+    offset = max(unsigned(await txn.get(key + SUB_LENGTH)), unsigned(await txn.get(key + SUB_APPEND)))
+    if offset + req.length > MAX_FILE_BYTES:
+        raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes; {offset} + {req.length} is beyond")
+    txn.set(key + SUB_APPEND, counter(offset + req.length))
+    return meta.AppendReply(offset=offset, epoch=decode_inode(data).epoch)

@@ -1,0 +1,99 @@
+"""KV spaces: made and opened in the namespace; get and put never come here."""
+
+from __future__ import annotations
+
+from ffs import errors
+from ffs.layout import MAX_CHUNK_BYTES
+from ffs.proto import meta
+from ffs.proto.common import RIGHT_READ, RIGHT_WRITE, Creds
+from ffs.proto.records import KV_SPACE, Inode, KvParams
+from metadata.fs.core import Core, attributes
+from metadata.fs.ops.open import check_alive
+from metadata.fs.ops.stat import resolve
+from metadata.fs.schema import Reader, encode, get_inode, inode_key
+from metadata.fs.walk import R, W, X, need, walk
+from metadata.kv.contract import Transaction
+
+
+def check_params(params: KvParams, path: bytes) -> None:
+    """Raises InvalidArgument, naming the field and the way out."""
+    size = params.block_bytes
+    if not 1 <= size <= MAX_CHUNK_BYTES:
+        raise errors.InvalidArgument(f"block size {size}: give 1 to {MAX_CHUNK_BYTES} bytes", path)
+    if not 1 <= params.parts <= size or size % params.parts:
+        raise errors.InvalidArgument(f"{params.parts} parts don't divide a block of {size} bytes", path)
+    if params.quota_bytes < 0 or params.ttl_ms < 0:
+        raise errors.InvalidArgument("quota and TTL aren't negative; 0 is none", path)
+    if len(params.identity) > 64:
+        raise errors.InvalidArgument("identity: give a hash of at most 64 bytes", path)
+
+
+async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: int) -> meta.KvOpened:
+    check_params(req.params, req.path)
+    found = await walk(txn, req.creds, req.path, follow=req.exist_ok)
+    if found.ino:
+        if not req.exist_ok:
+            raise errors.Exists(None, req.path)
+        inode = await get_inode(txn, found.ino)
+        _check_same(inode, req)
+        return await _opened(core, txn, req.client, req.creds, found.ino, inode, True, capability, req.path)
+    if found.slash:
+        raise errors.NotFound("a KV space's name doesn't end in /", req.path)
+    need(found.parent_inode, req.creds, W | X, req.path)
+    check_alive(found.parent_inode, req.path)
+    ino = await core.inos.take()
+    now = core.now_ns()
+    layout = core.choose_layout(found.parent_inode.layout, req.layout, ino)
+    inode = core.new_inode(
+        KV_SPACE, req.mode & 0o777, req.creds, found.parent_inode, now, layout=layout, kv=req.params
+    )
+    proof, expiry = core.capability(capability, req.client, ino, inode, RIGHT_READ | RIGHT_WRITE)
+    txn.set(inode_key(ino), encode(inode))
+    core.add_entry(txn, found.parent, found.name, ino, KV_SPACE, now)
+    return meta.KvOpened(
+        ino=ino,
+        attributes=await attributes(txn.peek, ino, inode),
+        capability=proof,
+        capability_expiry_ms=expiry,
+        created=True,
+    )
+
+
+def _check_same(inode: Inode, req: meta.KvCreate) -> None:
+    if inode.type != KV_SPACE or inode.kv is None:
+        raise errors.Exists("something else than a KV space has that name", req.path)
+    have, want = inode.kv, req.params
+    for field in ("block_bytes", "parts", "identity"):
+        if getattr(have, field) != getattr(want, field):
+            raise errors.Exists(
+                f"a KV space of other geometry has that name: {field} is {getattr(have, field)!r}", req.path
+            )
+
+
+async def open_space(core: Core, reader: Reader, req: meta.KvOpen, capability: int) -> meta.KvOpened:
+    ino, inode = await resolve(reader, req.creds, req.path, 0)
+    if inode.type != KV_SPACE:
+        raise errors.InvalidArgument("not a KV space", req.path)
+    return await _opened(core, reader, req.client, req.creds, ino, inode, req.write, capability, req.path)
+
+
+async def _opened(
+    core: Core,
+    reader: Reader,
+    client: int,
+    creds: Creds,
+    ino: int,
+    inode: Inode,
+    write: bool,
+    capability: int,
+    path: bytes,
+) -> meta.KvOpened:
+    need(inode, creds, R | (W if write else 0), path)
+    rights = RIGHT_READ | (RIGHT_WRITE if write else 0)
+    proof, expiry = core.capability(capability, client, ino, inode, rights)
+    return meta.KvOpened(
+        ino=ino,
+        attributes=await attributes(reader.get, ino, inode),
+        capability=proof,
+        capability_expiry_ms=expiry,
+    )

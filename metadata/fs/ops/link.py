@@ -1,0 +1,91 @@
+"""link (atomic publication too) and symlink."""
+
+from __future__ import annotations
+
+from ffs import errors
+from ffs.proto import meta
+from ffs.proto.meta import MAX_PATH_BYTES
+from ffs.proto.records import DIRECTORY, SYMLINK, Inode
+from metadata.fs.core import Core, attributes
+from metadata.fs.ops.open import check_alive
+from metadata.fs.ops.stat import resolve
+from metadata.fs.schema import (
+    SUB_CTIME,
+    SUB_LINKS,
+    encode,
+    garbage_key,
+    get_inode,
+    inode_key,
+    signed,
+    writer_key,
+)
+from metadata.fs.walk import Found, W, X, need, need_unsticky, owns, walk
+from metadata.kv.contract import Transaction
+
+MAX_LINKS = 65000
+
+
+async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
+    """A name for a file. What it replaces, if that is asked for, goes in the same transaction."""
+    ino, inode = await resolve(txn, req.creds, req.source, req.ino, req.follow)
+    path = req.target
+    found = await walk(txn, req.creds, path, follow=False)
+    if found.special or (found.ino and not req.replace):
+        raise errors.Exists(None, path)
+    if found.slash:
+        raise errors.NotFound("a file's name doesn't end in /", path)
+    need(found.parent_inode, req.creds, W | X, path)
+    check_alive(found.parent_inode, path)
+    if inode.type == DIRECTORY:
+        raise errors.NotPermitted("a directory has one name only", path)
+    key = inode_key(ino)
+    links = 1 + signed(await txn.get(key + SUB_LINKS))
+    if req.ino:
+        mine = await txn.get(writer_key(ino, req.client, req.handle)) is not None
+        if links == 0 and not mine:
+            raise errors.NotFound(f"inode {ino} has no name and isn't open here", path)
+        if not (mine or owns(inode, req.creds)):
+            raise errors.NotPermitted("linking by inode needs its write session or ownership", path)
+    if links >= MAX_LINKS:
+        raise errors.TooManyLinks(f"a file has at most {MAX_LINKS} names", path)
+    if found.ino == ino:  # it has that name already
+        return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))
+    if found.ino:
+        await _replace(core, txn, req, found)
+    now = core.now_ns()
+    if links == 0:
+        txn.clear(garbage_key(ino))
+    txn.add(key + SUB_LINKS, 1)
+    txn.max(key + SUB_CTIME, now)
+    core.add_entry(txn, found.parent, found.name, ino, inode.type, now, new=not found.ino)
+    return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))
+
+
+async def _replace(core: Core, txn: Transaction, req: meta.Link, found: Found) -> None:
+    victim = await get_inode(txn, found.ino)
+    need_unsticky(found.parent_inode, victim, req.creds, req.target)
+    if victim.type == DIRECTORY:
+        raise errors.IsADirectory("a file doesn't replace a directory", req.target)
+    await core.drop_link(txn, found.ino, victim, core.now_ns())
+
+
+async def symlink(core: Core, txn: Transaction, req: meta.SymLink) -> meta.StatReply:
+    if not req.target:
+        raise errors.NotFound("a symbolic link needs a target", req.path)
+    if len(req.target) >= MAX_PATH_BYTES:
+        raise errors.NameTooLong(f"a target has less than {MAX_PATH_BYTES} bytes", req.path)
+    if b"\0" in req.target:
+        raise errors.InvalidArgument("a target has no NUL byte", req.path)
+    found = await walk(txn, req.creds, req.path, follow=False)
+    if found.ino:
+        raise errors.Exists(None, req.path)
+    if found.slash:
+        raise errors.NotFound("a link's name doesn't end in /", req.path)
+    need(found.parent_inode, req.creds, W | X, req.path)
+    check_alive(found.parent_inode, req.path)
+    ino = await core.inos.take()
+    now = core.now_ns()
+    inode: Inode = core.new_inode(SYMLINK, 0o777, req.creds, found.parent_inode, now, target=req.target)
+    txn.set(inode_key(ino), encode(inode))
+    core.add_entry(txn, found.parent, found.name, ino, SYMLINK, now)
+    return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))

@@ -1,0 +1,197 @@
+"""Keys of the namespace, and its records in and out. docs/metadata.md, Keys.
+
+    z                              store header
+    i hash2 ino8                   inode                      hash2: of ino / 256, spreads
+    i hash2 ino8 a                   counter: end of append reservations
+    i hash2 ino8 c                   counter: ctime, ns (max)
+    i hash2 ino8 e                   counter: entries of a directory (add)
+    i hash2 ino8 l                   counter: length of a file (max under the truncate epoch)
+    i hash2 ino8 m                   counter: mtime, ns (max; absent: the creation time)
+    i hash2 ino8 n                   counter: links beyond 1 (a directory: beyond 2), signed (add)
+    d ino8 name                    entry of directory ino
+    s client8                      client session, while it lives
+    b client8                      counter: its renewals
+    e client8                      session that is over, its files are being closed
+    f client8                      fence for storage servers
+    r client8 slot4                outcome of the slot's last request
+    r client8 slot4 page4            outcomes of a batch, by page
+    w ino8 client8 handle8         write session
+    W client8 ino8 handle8         the same, by client
+    g ino8                         to be collected
+    t ino8                         truncation whose chunks aren't cut yet
+    k kind shard1                  counter: blocks of ids given out
+    c ...                          the cluster manager's
+
+Numbers in keys are big endian, counters little-endian u64. Ids of one block of 256 lie together, so that
+what is created together is stored together, and the blocks are spread over the key space.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, Protocol
+
+import msgspec
+
+from ffs import errors
+from ffs.proto import records
+
+HEADER_KEY: Final = b"z"
+
+SUB_APPEND: Final = b"a"
+SUB_CTIME: Final = b"c"
+SUB_ENTRIES: Final = b"e"
+SUB_LENGTH: Final = b"l"
+SUB_MTIME: Final = b"m"
+SUB_LINKS: Final = b"n"
+
+_INODE: Final = Struct(">cHQ").pack
+_ID: Final = Struct(">cQ").pack
+_SLOT: Final = Struct(">cQI").pack
+_PAGE: Final = Struct(">I").pack
+_WRITER: Final = Struct(">cQQQ").pack
+_unpack_writer: Final = Struct(">cQQQ").unpack
+_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+_HASH: Final = 0x9E37_79B9_7F4A_7C15  # odd: multiplying is a bijection of u64, its high bits spread
+
+
+class Reader(Protocol):
+    """What ops read from: a snapshot or a transaction."""
+
+    async def get(self, key: bytes) -> bytes | None: ...
+
+    async def range(
+        self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]: ...
+
+
+# --- keys -----------------------------------------------------------------------------------
+
+
+def inode_key(ino: int) -> bytes:
+    return _INODE(b"i", ((ino >> 8) * _HASH & _MASK) >> 48, ino)
+
+
+def inode_span(ino: int) -> tuple[bytes, bytes]:
+    """The inode with its counters, as a range."""
+    key = inode_key(ino)
+    return key, key + b"\xff"
+
+
+def dirent_key(parent: int, name: bytes) -> bytes:
+    return _ID(b"d", parent) + name
+
+
+def dirent_span(parent: int, after: bytes = b"") -> tuple[bytes, bytes]:
+    """Entries of a directory with names beyond `after`."""
+    return _ID(b"d", parent) + (after + b"\0" if after else b""), _ID(b"d", parent + 1)
+
+
+DIRENT_PREFIX_BYTES: Final = 9
+
+
+def session_key(client: int) -> bytes:
+    return _ID(b"s", client)
+
+
+def beat_key(client: int) -> bytes:
+    return _ID(b"b", client)
+
+
+def ended_key(client: int) -> bytes:
+    return _ID(b"e", client)
+
+
+def fence_key(client: int) -> bytes:
+    return _ID(b"f", client)
+
+
+def slot_key(client: int, slot: int) -> bytes:
+    return _SLOT(b"r", client, slot)
+
+
+def slot_page_key(client: int, slot: int, page: int) -> bytes:
+    return _SLOT(b"r", client, slot) + _PAGE(page)
+
+
+def slots_span(client: int) -> tuple[bytes, bytes]:
+    return _ID(b"r", client), _ID(b"r", client + 1)
+
+
+def writer_key(ino: int, client: int, handle: int) -> bytes:
+    return _WRITER(b"w", ino, client, handle)
+
+
+def writers_span(ino: int) -> tuple[bytes, bytes]:
+    return _ID(b"w", ino), _ID(b"w", ino + 1)
+
+
+def client_writer_key(client: int, ino: int, handle: int) -> bytes:
+    return _WRITER(b"W", client, ino, handle)
+
+
+def client_writers_span(client: int) -> tuple[bytes, bytes]:
+    return _ID(b"W", client), _ID(b"W", client + 1)
+
+
+def split_client_writer(key: bytes) -> tuple[int, int, int]:
+    """(client, ino, handle) of a client_writer_key."""
+    _, client, ino, handle = _unpack_writer(key)
+    return client, ino, handle
+
+
+def garbage_key(ino: int) -> bytes:
+    return _ID(b"g", ino)
+
+
+def trim_key(ino: int) -> bytes:
+    return _ID(b"t", ino)
+
+
+def ids_key(kind: bytes, shard: int) -> bytes:
+    return b"k" + kind + bytes([shard])
+
+
+def id_in_key(key: bytes) -> int:
+    """The u64 after the first byte."""
+    return int.from_bytes(key[1:9], "big")
+
+
+# --- records --------------------------------------------------------------------------------
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_inode: Final = msgspec.msgpack.Decoder(records.Inode).decode
+decode_dirent: Final = msgspec.msgpack.Decoder(records.Dirent).decode
+decode_session: Final = msgspec.msgpack.Decoder(records.ClientSession).decode
+decode_slot: Final = msgspec.msgpack.Decoder(records.RetrySlot).decode
+decode_garbage: Final = msgspec.msgpack.Decoder(records.Garbage).decode
+decode_trim: Final = msgspec.msgpack.Decoder(records.Trim).decode
+decode_fence: Final = msgspec.msgpack.Decoder(records.FencedClient).decode
+decode_header: Final = msgspec.msgpack.Decoder(records.StoreHeader).decode
+
+
+def unsigned(value: bytes | None) -> int:
+    """A counter; a missing one is 0."""
+    return 0 if value is None else int.from_bytes(value, "little")
+
+
+def signed(value: bytes | None) -> int:
+    return 0 if value is None else int.from_bytes(value, "little", signed=True)
+
+
+def counter(value: int) -> bytes:
+    """A counter's bytes, to be set rather than added to."""
+    return (value & _MASK).to_bytes(8, "little")
+
+
+async def find_inode(reader: Reader, ino: int) -> records.Inode | None:
+    data = await reader.get(inode_key(ino))
+    return None if data is None else decode_inode(data)
+
+
+async def get_inode(reader: Reader, ino: int) -> records.Inode:
+    """Raises NotFound if it is gone."""
+    data = await reader.get(inode_key(ino))
+    if data is None:
+        raise errors.NotFound(f"inode {ino} is gone")
+    return decode_inode(data)

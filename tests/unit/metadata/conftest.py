@@ -1,0 +1,6 @@
+"""The namespace's fakes stand with its model."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
