@@ -189,7 +189,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
   auto handle = link.capability(slot.sqe.capability);
   if (!handle.ok()) {
     detach(index);
-    finish(index, -handle.error().code, Detail::kNoCapability, !slot.lost_try);
+    finish(index, -handle.error().code, Detail::kNone, !slot.lost_try);
     return false;
   }
   slots_.remove(index);

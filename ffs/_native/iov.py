@@ -1,0 +1,231 @@
+"""Iov: shared memory that requests read into and write from, seen as memoryview, numpy or torch.
+
+docs/ring.md, Iov.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ffs._native.lib import check, ffi, lib, native_error
+from ffs.errors import BadHandle, Busy, InvalidArgument
+
+__all__ = ["Iov", "IovSlice"]
+
+# Memory whose Iov and views went while requests still used it: freed at a later chance.
+_limbo: list[Any] = []
+_limbo_lock = threading.Lock()
+
+
+class _Handle:
+    """Owns the C handle; `destroy` runs when nothing in Python refers to the memory any more."""
+
+    __slots__ = ("code", "raw")
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self.code = 0
+
+    def destroy(self) -> None:
+        self.code = lib.ffs_iov_destroy(self.raw)
+        if self.code == 0:
+            self.raw = None
+
+
+def _destroy_late(handle: _Handle, limbo: list[Any]) -> None:
+    handle.destroy()
+    if handle.raw is not None:
+        limbo.append(handle)
+
+
+def _sweep_limbo() -> None:
+    with _limbo_lock:
+        for handle in list(_limbo):
+            handle.destroy()
+            if handle.raw is None:
+                _limbo.remove(handle)
+
+
+class Iov:
+    """`size` bytes of shared memory (rounded up to pages), for any number of rings and processes.
+
+    numa: the node that it lies on, None for any. hugepages: 2 MiB pages, which must be reserved; data
+    then takes one more copy on its way (docs/ring.md). Raises InvalidArgument, or FfsError with ENOMEM.
+    Any thread. Closing it (or leaving `with`) fails with Busy while requests or views use the memory;
+    without close it goes when the last view goes.
+    """
+
+    def __init__(self, size: int, numa: int | None = None, hugepages: bool = False) -> None:
+        self._open(size, -1 if numa is None else numa, hugepages, -1)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Self:
+        """Maps a shared file (another process's `fileno()`), whole; `fd` stays the caller's.
+
+        Its size must be a multiple of 4096. Without the seals of a memfd of ours, data goes through
+        the socket even on one host."""
+        self = cls.__new__(cls)
+        self._open(0, -1, False, fd)
+        return self
+
+    def _open(self, size: int, numa: int, hugepages: bool, fd: int) -> None:
+        if size < 0 or numa < -1:
+            raise InvalidArgument(f"Iov: size {size}, NUMA node {numa}: neither may be negative")
+        _sweep_limbo()
+        options = ffi.new("ffs_iov_options*")
+        options.struct_size = ffi.sizeof("ffs_iov_options")
+        options.flags = lib.FFS_IOV_HUGEPAGES if hugepages else 0
+        options.size_bytes = size
+        options.numa_node = numa
+        options.fd = fd
+        out = ffi.new("ffs_iov**")
+        check(lib.ffs_iov_create(options, out))
+        self._handle = _Handle(out[0])
+        self._size = int(lib.ffs_iov_size(out[0]))
+        self._make_root()
+
+    def _make_root(self) -> None:
+        # Every view refers to this object, so that its end is the end of them all.
+        raw = self._handle.raw
+        self._root: Any = ffi.buffer(ffi.cast("char*", lib.ffs_iov_data(raw)), self._size)
+        self._end = weakref.finalize(self._root, _destroy_late, self._handle, _limbo)
+        self._end.atexit = False  # the process ends, and its memory with it
+
+    def _live(self) -> Any:
+        if self._root is None:
+            raise BadHandle("this Iov is closed")
+        return self._root
+
+    def close(self) -> None:
+        """Frees the memory. Busy: a request, a view, an array or an IovSlice's view still uses it."""
+        if self._root is None:
+            return
+        watch = weakref.ref(self._root)
+        handle = self._handle
+        self._root = None
+        root = watch()
+        if root is not None:
+            self._root = root
+            raise Busy("Iov: views of it (memoryview, numpy, torch) are alive: release them first")
+        if handle.raw is not None:
+            with _limbo_lock:
+                if handle in _limbo:
+                    _limbo.remove(handle)
+            error = native_error(handle.code)
+            self._make_root()
+            raise error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"Iov({self._size}{', closed' if self._root is None else ''})"
+
+    @property
+    def handle(self) -> int:
+        """What ffs_sqe.iov holds. BadHandle after close."""
+        self._live()
+        return int(ffi.cast("uintptr_t", self._handle.raw))
+
+    def fileno(self) -> int:
+        """The memfd, to pass to other processes (Iov.from_fd). It stays this object's."""
+        self._live()
+        return int(lib.ffs_iov_fd(self._handle.raw))
+
+    def buffer(self) -> memoryview:
+        """All of it, writable bytes."""
+        return memoryview(self._live())
+
+    def numpy(
+        self, dtype: DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0
+    ) -> NDArray[Any]:
+        """An array over the memory from byte `offset` on; without a shape, one dimension to the end.
+
+        Raises InvalidArgument if it doesn't fit."""
+        kind = np.dtype(dtype)
+        count = self._count(kind.itemsize, shape, offset)
+        flat: NDArray[Any] = np.frombuffer(self._live(), dtype=kind, count=count, offset=offset)
+        return flat if shape is None else flat.reshape(shape)
+
+    def torch(self, dtype: Any = None, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
+        """A CPU tensor over the memory; torch is imported here. Default dtype: torch.uint8."""
+        import torch
+
+        kind = torch.uint8 if dtype is None else dtype
+        count = self._count(kind.itemsize, shape, offset)
+        if count == 0:
+            return torch.empty(0 if shape is None else shape, dtype=kind)
+        flat = torch.frombuffer(self.buffer(), dtype=kind, count=count, offset=offset)
+        return flat if shape is None else flat.reshape(shape)
+
+    def _count(self, item_bytes: int, shape: int | tuple[int, ...] | None, offset: int) -> int:
+        room = self._size - offset
+        if offset < 0 or room < 0:
+            raise InvalidArgument(f"offset {offset} isn't inside an Iov of {self._size} bytes")
+        if shape is None:
+            return room // item_bytes
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = 1
+        for dim in dims:
+            if dim < 0:
+                raise InvalidArgument(f"shape {shape}: no dimension may be negative")
+            count *= dim
+        if count * item_bytes > room:
+            raise InvalidArgument(
+                f"shape {shape} needs {count * item_bytes} bytes; the Iov has {room} from {offset} on"
+            )
+        return count
+
+    def __getitem__(self, part: slice) -> IovSlice:
+        """iov[a:b]: that range, for requests. Bounds are checked, not clipped."""
+        if not isinstance(part, slice):
+            raise InvalidArgument("an Iov is sliced like iov[a:b]; for bytes use buffer()")
+        begin = 0 if part.start is None else part.start
+        end = self._size if part.stop is None else part.stop
+        if part.step not in (None, 1) or not 0 <= begin <= end <= self._size:
+            raise InvalidArgument(f"iov[{begin}:{end}] isn't a range inside an Iov of {self._size} bytes")
+        self._live()
+        return IovSlice(self, begin, end - begin)
+
+
+class IovSlice:
+    """A range of an Iov: .iov, .offset, .length in bytes. Immutable; slicing it gives a part of it."""
+
+    __slots__ = ("iov", "length", "offset")
+
+    def __init__(self, iov: Iov, offset: int, length: int) -> None:
+        self.iov = iov
+        self.offset = offset
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"{self.iov!r}[{self.offset}:{self.offset + self.length}]"
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes, writable."""
+        return self.iov.buffer()[self.offset : self.offset + self.length]
+
+    def __getitem__(self, part: slice) -> IovSlice:
+        begin = 0 if part.start is None else part.start
+        end = self.length if part.stop is None else part.stop
+        if part.step not in (None, 1) or not 0 <= begin <= end <= self.length:
+            raise InvalidArgument(f"[{begin}:{end}] isn't a range inside a slice of {self.length} bytes")
+        return IovSlice(self.iov, self.offset + begin, end - begin)

@@ -1,0 +1,201 @@
+"""The storage server's data plane in this process. docs/architecture.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ffs._native.lib import check, ffi, lib
+from ffs._native.routes import ChainRoute, TargetRoute, c_chains, c_targets
+from ffs.errors import BadHandle, InvalidArgument
+
+__all__ = ["NativeServer", "ShardInfo", "ShardMetrics", "TargetReport"]
+
+_MAX_REPORTS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard: its number, TCP port, Unix socket ("" without) and the targets on its device."""
+
+    shard: int
+    port: int
+    socket_path: str
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """What a target says of itself, as ffs_target_report (ffs.h)."""
+
+    target: int
+    chain: int
+    recorded_term: int
+    recorded_counter: int
+    persisted_term: int
+    persisted_counter: int
+    persisted_here: bool
+    state: int
+    poisoned: bool
+    used_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMetrics:
+    """Counters of a shard, as ffs_shard_metrics (ffs.h)."""
+
+    reads: int
+    read_bytes: int
+    updates: int
+    update_bytes: int
+    forwards: int
+    refusals: int
+    errors: int
+    flushes: int
+    journal_bytes: int
+    long_steps: int
+    longest_step_us: int
+    sessions: int
+    regions: int
+    region_bytes: int
+    pool_bytes: int
+    pool_used_bytes: int
+    ops_waiting: int
+    bytes_copied: int
+    crc_failures: int
+    frame_errors: int
+
+
+class NativeServer:
+    """Shards, each a native thread with its device. add_device before start; close at the end.
+
+    node, incarnation, cluster: who it is. bind_host: numeric. socket_dir: where the Unix sockets of the
+    transport `local` go, None for none. Sizes in bytes, 0 for defaults (ffs.h). Any thread.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        incarnation: int,
+        cluster: bytes,
+        *,
+        bind_host: str = "127.0.0.1",
+        socket_dir: str | os.PathLike[str] | None = None,
+        io_backend: str = "auto",
+        pool_bytes: int = 0,
+        region_limit_bytes: int = 0,
+        max_sessions: int = 0,
+        max_ops: int = 0,
+        tcp_congestion: str | None = None,
+        log_level: int = 0,
+    ) -> None:
+        self._raw: Any = None
+        if len(cluster) != 16:
+            raise InvalidArgument(f"a cluster id has 16 bytes, not {len(cluster)}")
+        options = ffi.new("ffs_server_options*")
+        options.struct_size = ffi.sizeof("ffs_server_options")
+        options.log_level = log_level
+        options.node = node
+        options.incarnation = incarnation
+        options.cluster = list(cluster)
+        kept = [  # alive during the call; C copies
+            ffi.new("char[]", bind_host.encode()),
+            ffi.NULL if socket_dir is None else ffi.new("char[]", os.fsencode(socket_dir)),
+            ffi.new("char[]", io_backend.encode()),
+            ffi.NULL if tcp_congestion is None else ffi.new("char[]", tcp_congestion.encode()),
+        ]
+        options.bind_host, options.socket_dir, options.io_backend, options.tcp_congestion = kept
+        options.pool_bytes = pool_bytes
+        options.region_limit_bytes = region_limit_bytes
+        options.max_sessions = max_sessions
+        options.max_ops = max_ops
+        out = ffi.new("ffs_server**")
+        check(lib.ffs_server_create(options, out))
+        self._raw = out[0]
+
+    @property
+    def raw(self) -> Any:
+        if self._raw is None:
+            raise BadHandle("this server is closed")
+        return self._raw
+
+    def add_device(self, path: str | os.PathLike[str]) -> ShardInfo:
+        """Opens and recovers a device, binds the shard's port and socket. Blocking. Busy; FfsError with
+        ENOMEDIUM (not formatted); ChecksumMismatch; Unsupported; ProtocolError (another cluster's)."""
+        out = ffi.new("ffs_shard_info*")
+        check(lib.ffs_server_add_device(self.raw, os.fsencode(path), out))
+        return ShardInfo(
+            shard=out.shard,
+            port=out.port,
+            socket_path=os.fsdecode(ffi.string(out.socket_path)),
+            targets=tuple(out.targets[0 : out.target_count]),
+        )
+
+    def start(self) -> None:
+        check(lib.ffs_server_start(self.raw))
+
+    def configure(
+        self, epoch: int, manager_ms: int, chains: Sequence[ChainRoute], targets: Sequence[TargetRoute]
+    ) -> None:
+        """Hands chains (recorded and proposed) and places to the shards; manager_ms: manager time.
+
+        Returns when all have taken them. Idempotent; older versions change nothing."""
+        in_c, places = c_chains(chains), c_targets(targets)
+        check(lib.ffs_server_configure(self.raw, epoch, manager_ms, in_c, len(in_c), places, len(places)))
+
+    def report(self) -> list[TargetReport]:
+        """What each target says of itself."""
+        out = ffi.new("ffs_target_report[]", _MAX_REPORTS)
+        count = check(lib.ffs_server_report(self.raw, out, _MAX_REPORTS))
+        return [
+            TargetReport(
+                target=r.target,
+                chain=r.chain,
+                recorded_term=r.recorded_term,
+                recorded_counter=r.recorded_counter,
+                persisted_term=r.persisted_term,
+                persisted_counter=r.persisted_counter,
+                persisted_here=bool(r.persisted_here),
+                state=r.state,
+                poisoned=bool(r.poisoned),
+                used_bytes=r.used_bytes,
+                capacity_bytes=r.capacity_bytes,
+                free_bytes=r.free_bytes,
+                chunks=r.chunks,
+            )
+            for r in out[0:count]
+        ]
+
+    def metrics(self, shard: int) -> ShardMetrics:
+        """Counters of a shard. InvalidArgument: no such shard."""
+        out = ffi.new("ffs_shard_metrics*")
+        check(lib.ffs_server_metrics(self.raw, shard, out))
+        return ShardMetrics(**{name: int(getattr(out, name)) for name in ShardMetrics.__slots__})
+
+    def fence(self, client: int) -> None:
+        """Refuses all further updates of a client session, on every target. Blocking."""
+        check(lib.ffs_server_fence(self.raw, client))
+
+    def stop(self) -> None:
+        """Stops listening, ends sessions, snapshots, closes devices. Blocking."""
+        check(lib.ffs_server_stop(self.raw))
+
+    def close(self) -> None:
+        """Frees it (stopping it first if need be). Idempotent."""
+        if self._raw is not None:
+            lib.ffs_server_destroy(self._raw)
+            self._raw = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
