@@ -77,12 +77,9 @@ def _staged(
         return
     stride = -(-max(length for _, length in ranges) // _PAGE) * _PAGE
     places = max(2, min(len(ranges), STAGING_BYTES // stride))
-    iov = Iov(places * stride)
-    try:
-        with Ior(client, _power_of_two(places, 256), kind=kind) as ring:
-            _run_staged(ring, file, ranges, iov, stride, places, before, after)
-    finally:
-        iov.close()
+    iov = Iov(places * stride)  # goes with the last view of it
+    with Ior(client, _power_of_two(places, 256), kind=kind) as ring:
+        _run_staged(ring, file, ranges, iov, stride, places, before, after)
 
 
 def _run_staged(
@@ -99,24 +96,21 @@ def _run_staged(
     free = list(range(places))
     place_of: dict[int, int] = {}
     sent = finished = 0
-    try:
-        while finished < len(ranges):
-            while free and sent < len(ranges):
-                place = place_of[sent] = free.pop()
-                offset, length = ranges[sent]
-                begin = place * stride
-                before(sent, memory[begin : begin + length])
-                ring.prepare(file, offset, iov[begin : begin + length], sent)
-                ring.submit()
-                sent += 1
-            for index, moved in _completions(ring):
-                _check(file, ranges[index], moved)
-                place = place_of.pop(index)
-                after(index, memory[place * stride : place * stride + ranges[index][1]])
-                free.append(place)
-                finished += 1
-    finally:
-        memory.release()
+    while finished < len(ranges):
+        while free and sent < len(ranges):
+            place = place_of[sent] = free.pop()
+            offset, length = ranges[sent]
+            begin = place * stride
+            before(sent, memory[begin : begin + length])
+            ring.prepare(file, offset, iov[begin : begin + length], sent)
+            ring.submit()
+            sent += 1
+        for index, moved in _completions(ring):
+            _check(file, ranges[index], moved)
+            place = place_of.pop(index)
+            after(index, memory[place * stride : place * stride + ranges[index][1]])
+            free.append(place)
+            finished += 1
 
 
 def _completions(ring: Any) -> list[tuple[int, int]]:

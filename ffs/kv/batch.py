@@ -79,18 +79,13 @@ class KvRing:
     def reserve(self, nbytes: int) -> Iov:
         """Staging of at least `nbytes`. No request may be in flight."""
         if self.staging is None or len(self.staging) < nbytes:
-            if self.staging is not None:
-                self.staging.close()
-                self.staging = None
             self.staging = Iov(max(nbytes, _PAGE))
         return self.staging
 
     def close(self) -> None:
         """Blocks until no server can touch the staging any more."""
         self.ring.close()
-        if self.staging is not None:
-            self.staging.close()
-            self.staging = None
+        self.staging = None  # goes with the last view of it
 
 
 class Batch:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from ffs._native.ring import (
+    EXISTS_ENTRY_DTYPE,
+    EXISTS_KEY_DTYPE,
     OP_CREATE,
     OP_EXISTS,
     OP_READ,
@@ -40,11 +42,6 @@ if TYPE_CHECKING:
     from ffs.client.client import Client
 
 _EXISTS_PIECE = 4096  # keys in one frame: 48 bytes each, frames hold 256 KiB of them
-_EXISTS_KEY = np.dtype(
-    [("key", np.uint8, 24), ("tag", np.uint8, 16), ("tag_bytes", "<u4"), ("reserved", "<u4")]
-)
-_EXISTS_ENTRY = np.dtype([("state", "<u4"), ("length", "<u4")])
-
 Keys = Sequence[bytes] | npt.NDArray[np.uint8]
 
 
@@ -204,7 +201,7 @@ class Space:
         errors: dict[int, FfsError] = {}
         if not len(hashes):
             return Results(status, lengths, errors)
-        asked = np.zeros(len(hashes), dtype=_EXISTS_KEY)
+        asked = np.zeros(len(hashes), dtype=EXISTS_KEY_DTYPE)
         asked["key"] = self._keys(hashes)[order]
         asked["tag"] = hashes[order, CHUNK_KEY_BYTES:]
         asked["tag_bytes"] = CHUNK_KEY_BYTES
@@ -229,7 +226,7 @@ class Space:
         pieces = _by_chain(chains)
         staging = kv_ring.reserve(asked.nbytes)
         memory = np.frombuffer(staging.buffer(), dtype=np.uint8)
-        found = np.zeros(len(asked), dtype=_EXISTS_ENTRY)
+        found = np.zeros(len(asked), dtype=EXISTS_ENTRY_DTYPE)
         failed: dict[int, FfsError] = {}
         try:
             memory[: asked.nbytes] = asked.view(np.uint8).reshape(-1)
@@ -243,15 +240,15 @@ class Space:
             entries["chain"] = [int(chains[begin]) for begin, _ in pieces]
             entries["length"] = [end - begin for begin, end in pieces]
             entries["iov"] = staging.handle
-            entries["iov_offset"] = [begin * _EXISTS_KEY.itemsize for begin, _ in pieces]
+            entries["iov_offset"] = [begin * EXISTS_KEY_DTYPE.itemsize for begin, _ in pieces]
             entries["key"][:, :8] = np.frombuffer(self.inode.to_bytes(8, "big"), dtype=np.uint8)
             done = Batch(kv_ring, self._upkeep).run(entries)
             for (begin, end), row in zip(pieces, done, strict=True):
                 if row["result"] < 0:
                     failed.update(dict.fromkeys(range(begin, end), error_of_cqe(row)))
                     continue
-                at = begin * _EXISTS_KEY.itemsize
-                found[begin:end] = memory[at : at + (end - begin) * _EXISTS_ENTRY.itemsize].view(
+                at = begin * EXISTS_KEY_DTYPE.itemsize
+                found[begin:end] = memory[at : at + (end - begin) * EXISTS_ENTRY_DTYPE.itemsize].view(
                     _EXISTS_ENTRY
                 )
         finally:
