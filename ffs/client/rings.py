@@ -66,33 +66,24 @@ def native_targets(targets: Sequence[cluster.TargetRoute]) -> list[TargetRoute]:
 
 
 class StagedRing:
-    """A ring and the memory through which its data goes. One transfer at a time."""
+    """A ring and the memory through which its data goes. One transfer at a time.
+
+    The memory goes with its last reference."""
 
     def __init__(self, native: NativeClient) -> None:
         self.ring = Ring(native, ENTRIES)
         self.iov = Iov(SMALL_BYTES)
-        self.memory: NDArray[np.uint8] = _bytes_of(self.iov)
+        self.memory: NDArray[np.uint8] = self.iov.numpy()
 
     def reserve(self, size: int) -> None:
         """Make the staging memory large if `size` bytes have use for it. No request may be in flight."""
         if size > SMALL_BYTES and len(self.memory) < LARGE_BYTES:
-            self.memory = _NOTHING
-            self.iov.close()
             self.iov = Iov(LARGE_BYTES)
-            self.memory = _bytes_of(self.iov)
+            self.memory = self.iov.numpy()
 
     def close(self) -> None:
         """Blocks until no server can touch the memory any more."""
         self.ring.close()
-        self.memory = _NOTHING
-        self.iov.close()
-
-
-_NOTHING: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-
-
-def _bytes_of(iov: Iov) -> NDArray[np.uint8]:
-    return np.frombuffer(iov.buffer(), dtype=np.uint8)
 
 
 class RingPool:
