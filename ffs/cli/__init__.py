@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ffs",
         description="A distributed store for AI work: start a cluster, look at it, move files.",
-        epilog="Paths in the cluster are ffs:/path (or ffs://host:port/path); see docs/guides/getting_started.md.",
+        epilog="Paths in the cluster are ffs:/path or ffs://host:port/path (docs/guides/getting_started.md).",
     )
     parser.add_argument("--version", action="store_true", help="print the version and end")
     parser.add_argument(

@@ -245,8 +245,9 @@ def summary(status: StatusReply) -> str:
     capacity = sum(device.capacity_bytes for device in devices)
     used = capacity - sum(device.free_bytes for device in devices)
     return (
-        f"{alive} of {plural(len(status.nodes), 'node')} alive, {serving} of {plural(len(status.chains), 'chain')} "
-        f"serving, {format_bytes(used)} of {format_bytes(capacity)} used"
+        f"{alive} of {plural(len(status.nodes), 'node')} alive, "
+        f"{serving} of {plural(len(status.chains), 'chain')} serving, "
+        f"{format_bytes(used)} of {format_bytes(capacity)} used"
     )
 
 
@@ -274,7 +275,8 @@ def _status_lines(status: StatusReply) -> Iterator[str]:
     for entry in status.tables:
         mine = [chain for chain in status.chains if chain.table == entry.id]
         good = sum(chain.writable for chain in mine)
-        yield f"table {entry.name}: {plural(entry.replicas, 'replica')}, {good} of {plural(len(mine), 'chain')} serving"
+        chains = f"{good} of {plural(len(mine), 'chain')} serving"
+        yield f"table {entry.name}: {plural(entry.replicas, 'replica')}, {chains}"
     reasons = Counter(chain.reason for chain in status.chains if not chain.writable)
     for reason, count in reasons.most_common(5):
         yield f"  {plural(count, 'chain')}: {reason}"

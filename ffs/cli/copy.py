@@ -149,7 +149,10 @@ class Copier:
 
     def _open_source(self, place: Location) -> contextlib.AbstractContextManager[IO[bytes]]:
         if place.remote:
-            return self._client.open(place.path, "rb", buffering=0)
+            remote: contextlib.AbstractContextManager[IO[bytes]] = self._client.open(
+                place.path, "rb", buffering=0
+            )
+            return remote
         return open(place.path, "rb", buffering=0)
 
     @contextlib.contextmanager

@@ -251,7 +251,8 @@ def _print_table(rows: list[Row], floor: dict[str, float]) -> None:
     head = ("", "bytes", "seconds", "GB/s", "of raw device")
     print(table(head, [row.cells() for row in rows], right=(1, 2, 3, 4)))
     print(
-        f"raw device in this run: read {floor['read'] / 1e9:.2f} GB/s, durable write {floor['write'] / 1e9:.2f} GB/s; "
+        f"raw device in this run: read {floor['read'] / 1e9:.2f} GB/s, "
+        f"durable write {floor['write'] / 1e9:.2f} GB/s; "
         f"x{REPLICAS}: every byte is written {REPLICAS} times to this one device"
     )
 

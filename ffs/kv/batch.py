@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from ffs._native.iov import Iov
 from ffs._native.ring import (
     CQE_DTYPE,
@@ -21,7 +22,6 @@ from ffs._native.ring import (
     NativeClient,
     Ring,
 )
-
 from ffs.errors import FfsError
 from ffs.kv.blocks import PrivateBlocks
 

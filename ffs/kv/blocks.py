@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ffs._native.iov import Iov, IovSlice
 
+from ffs._native.iov import Iov, IovSlice
 from ffs.errors import InvalidArgument
 
 
@@ -64,7 +64,8 @@ def look_at(blocks: object, count: int, block_bytes: int, *, writable: bool) -> 
 def _consecutive(whole: IovSlice, count: int, block_bytes: int) -> SharedBlocks:
     if whole.length < count * block_bytes:
         raise InvalidArgument(
-            f"the Iov slice holds {whole.length} bytes, {count} blocks of {block_bytes} need {count * block_bytes}"
+            f"the Iov slice holds {whole.length} bytes, "
+            f"{count} blocks of {block_bytes} need {count * block_bytes}"
         )
     offsets = np.uint64(whole.offset) + np.arange(count, dtype=np.uint64) * np.uint64(block_bytes)
     return SharedBlocks(
@@ -101,8 +102,8 @@ def _private(buffers: Sequence[Any], block_bytes: int, writable: bool) -> Privat
             view = memoryview(buffer.view if isinstance(buffer, IovSlice) else buffer).cast("B")
         except TypeError as error:
             raise TypeError(
-                f"block {position} ({type(buffer).__name__}) isn't contiguous memory: give bytes, a numpy array, "
-                f"tensor.numpy() or a slice of an Iov ({error})"
+                f"block {position} ({type(buffer).__name__}) isn't contiguous memory: give bytes, "
+                f"a numpy array, tensor.numpy() or a slice of an Iov ({error})"
             ) from error
         if writable and view.readonly:
             raise TypeError(f"destination {position} is read-only memory")

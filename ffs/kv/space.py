@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
 from ffs._native.ring import (
     EXISTS_ENTRY_DTYPE,
     EXISTS_KEY_DTYPE,
@@ -29,7 +30,6 @@ from ffs._native.ring import (
     RingStats,
     error_of_cqe,
 )
-
 from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
@@ -249,7 +249,7 @@ class Space:
                     continue
                 at = begin * EXISTS_KEY_DTYPE.itemsize
                 found[begin:end] = memory[at : at + (end - begin) * EXISTS_ENTRY_DTYPE.itemsize].view(
-                    _EXISTS_ENTRY
+                    EXISTS_ENTRY_DTYPE
                 )
         finally:
             del memory  # an exported view would keep the Iov from being closed

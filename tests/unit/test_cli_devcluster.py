@@ -72,10 +72,15 @@ def test_a_failed_first_up_leaves_nothing(tmp_path: Path, existed: bool) -> None
     if existed:
         path.mkdir()
     supervisor = Supervisor(Directory(path), SHAPE, lambda line: None)
-    with pytest.raises(RuntimeError), supervisor.hold():
-        (path / "meta").mkdir()
-        (path / "meta" / "x").write_text("half")
-        raise RuntimeError
+
+    def begin_and_fail() -> None:
+        with supervisor.hold():
+            (path / "meta").mkdir()
+            (path / "meta" / "x").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        begin_and_fail()
     assert path.exists() is existed
     assert not existed or not list(path.iterdir())
 
@@ -131,8 +136,10 @@ def test_a_child_that_ends_early_tells_its_last_words(tmp_path: Path) -> None:
 
 
 def test_children_that_ignore_sigterm_or_are_stopped_end_too(tmp_path: Path) -> None:
-    stubborn = "import signal, time, pathlib; signal.signal(15, signal.SIG_IGN); pathlib.Path('up').touch(); time.sleep(600)"
-    os.chdir(tmp_path)
+    stubborn = (
+        "import signal, time, pathlib; signal.signal(15, signal.SIG_IGN); "
+        f"pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(600)"
+    )
     child = process.spawn("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log", os.environ)
     process.wait_file(child, tmp_path / "up", time.monotonic() + 30)
     assert process.stop_children([child], 0.2) == ["stubborn"]

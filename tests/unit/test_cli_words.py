@@ -78,7 +78,7 @@ def test_locations(text: str, expected: Location) -> None:
 
 @pytest.mark.parametrize("text", ["", "ffs:", "ffs:a", "ffs:///a"])
 def test_bad_locations_say_what_to_write(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="write|name"):
+    with pytest.raises(InvalidArgument, match=r"write|name"):
         parse_location(text)
 
 

@@ -69,7 +69,7 @@ def prepare_region(path: Path, size: int) -> None:
     piece = rng.integers(0, 256, _PIECE, dtype=np.uint8)
     with path.open("wb", buffering=0) as file:
         for begin in range(0, size, _PIECE):
-            file.write(memoryview(piece)[: min(_PIECE, size - begin)])
+            file.write(piece[: min(_PIECE, size - begin)].data)
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -90,7 +90,7 @@ def socket_peer() -> Iterator[str]:
         "from ffs._native.floor import floor_serve\n"
         "listener = socket.create_server(('127.0.0.1', 0))\n"
         "print(listener.getsockname()[1], flush=True)\n"
-        "floor_serve(listen_fd=listener.fileno())\n"
+        "floor_serve(listener)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True

@@ -152,5 +152,6 @@ def take_down(path: str | os.PathLike[str]) -> int:
 def _end(record: ProcessRecord) -> None:
     if not signal_and_wait(record.pid, record.started, signal.SIGTERM, STOP_TIMEOUT_S):
         raise FfsError(
-            f"{record.name} (pid {record.pid}) doesn't end: look at its log, or end it with kill -9 {record.pid}"
+            f"{record.name} (pid {record.pid}) doesn't end: "
+            f"look at its log, or end it with kill -9 {record.pid}"
         )

@@ -40,13 +40,15 @@ def check_shape(shape: Shape) -> None:
         raise InvalidArgument(f"--replicas {shape.replicas}: give 1 to 8")
     if shape.nodes < shape.replicas:
         raise InvalidArgument(
-            f"--nodes {shape.nodes} can't hold --replicas {shape.replicas}: each replica needs a node of its own"
+            f"--nodes {shape.nodes} can't hold --replicas {shape.replicas}: "
+            "each replica needs a node of its own"
         )
     if shape.nodes > 64:
         raise InvalidArgument(f"--nodes {shape.nodes}: a development cluster has at most 64")
     if shape.device_bytes < MIN_DEVICE_BYTES:
         raise InvalidArgument(
-            f"--device-size {format_bytes(shape.device_bytes)}: give at least {format_bytes(MIN_DEVICE_BYTES)}"
+            f"--device-size {format_bytes(shape.device_bytes)}: "
+            f"give at least {format_bytes(MIN_DEVICE_BYTES)}"
         )
 
 
@@ -98,8 +100,8 @@ class Supervisor:
         need = self._shape.nodes * (64 << 20)
         if free < need:
             raise NoSpace(
-                f"has {format_bytes(free)} free, {plural(self._shape.nodes, 'device')} need {format_bytes(need)} "
-                "to begin with: give another --dir",
+                f"has {format_bytes(free)} free, {plural(self._shape.nodes, 'device')} need "
+                f"{format_bytes(need)} to begin with: give another --dir",
                 str(parent),
             )
 
@@ -238,7 +240,8 @@ class Supervisor:
         killed = stop_children(children[1:], STOP_TIMEOUT_S) + stop_children(children[:1], STOP_TIMEOUT_S)
         for name in killed:
             self._say(
-                f"{name} didn't end within {STOP_TIMEOUT_S:.0f} s and was killed; its data recovers at the next up"
+                f"{name} didn't end within {STOP_TIMEOUT_S:.0f} s and was killed; "
+                "its data recovers at the next up"
             )
         with contextlib.suppress(FileNotFoundError):
             self._directory.run_file.unlink()
