@@ -30,7 +30,8 @@ uint32_t head_crc(FrameHeader header, Bytes fixed, Bytes var) {
 // Why a header can't be one of ours, or null.
 const char* header_fault(const FrameHeader& header) {
   if (header.magic != wire::kMagic) return "a frame does not begin with the magic FFS1";
-  if (header.version != wire::kProtocolVersion) return "a frame has another protocol version than hello chose";
+  if (header.version != wire::kProtocolVersion)
+    return "a frame has another protocol version than hello chose";
   if (header.fixed_bytes > wire::kMaxFixedBytes) return "a frame's fixed part is over 1024 bytes";
   if (header.var_bytes > wire::kMaxVarBytes) return "a frame's variable part is over 256 KiB";
   if (header.payload_bytes > wire::kMaxPayloadBytes) return "a frame's payload is over 16 MiB";
@@ -47,27 +48,48 @@ const char* header_fault(const FrameHeader& header) {
 
 uint32_t min_fixed_bytes(Type type) {
   switch (type) {
-    case Type::kHello: return sizeof(wire::Hello);
-    case Type::kHelloReply: return sizeof(wire::HelloReply);
-    case Type::kOpenCapability: return sizeof(wire::OpenCapability);
-    case Type::kOpenCapabilityReply: return sizeof(wire::StatusReply);
-    case Type::kCloseCapability: return sizeof(wire::OpenCapability);
-    case Type::kRegisterRegion: return sizeof(wire::RegisterRegion);
-    case Type::kRegisterRegionReply: return sizeof(wire::StatusReply);
-    case Type::kUnregisterRegion: return sizeof(wire::UnregisterRegion);
-    case Type::kUnregisterRegionReply: return sizeof(wire::StatusReply);
-    case Type::kPing: return sizeof(wire::StatusReply);
-    case Type::kPong: return sizeof(wire::StatusReply);
-    case Type::kRead: return sizeof(wire::Read);
-    case Type::kReadReply: return sizeof(wire::ReadReply);
-    case Type::kUpdate: return sizeof(wire::Update);
-    case Type::kUpdateReply: return sizeof(wire::UpdateReply);
-    case Type::kExists: return sizeof(wire::Exists);
-    case Type::kExistsReply: return sizeof(wire::ExistsReply);
-    case Type::kLastChunk: return sizeof(wire::LastChunk);
-    case Type::kLastChunkReply: return sizeof(wire::LastChunkReply);
-    case Type::kForward: return sizeof(wire::Forward);
-    case Type::kNotice: return sizeof(wire::Notice);
+    case Type::kHello:
+      return sizeof(wire::Hello);
+    case Type::kHelloReply:
+      return sizeof(wire::HelloReply);
+    case Type::kOpenCapability:
+      return sizeof(wire::OpenCapability);
+    case Type::kOpenCapabilityReply:
+      return sizeof(wire::StatusReply);
+    case Type::kCloseCapability:
+      return sizeof(wire::OpenCapability);
+    case Type::kRegisterRegion:
+      return sizeof(wire::RegisterRegion);
+    case Type::kRegisterRegionReply:
+      return sizeof(wire::StatusReply);
+    case Type::kUnregisterRegion:
+      return sizeof(wire::UnregisterRegion);
+    case Type::kUnregisterRegionReply:
+      return sizeof(wire::StatusReply);
+    case Type::kPing:
+      return sizeof(wire::StatusReply);
+    case Type::kPong:
+      return sizeof(wire::StatusReply);
+    case Type::kRead:
+      return sizeof(wire::Read);
+    case Type::kReadReply:
+      return sizeof(wire::ReadReply);
+    case Type::kUpdate:
+      return sizeof(wire::Update);
+    case Type::kUpdateReply:
+      return sizeof(wire::UpdateReply);
+    case Type::kExists:
+      return sizeof(wire::Exists);
+    case Type::kExistsReply:
+      return sizeof(wire::ExistsReply);
+    case Type::kLastChunk:
+      return sizeof(wire::LastChunk);
+    case Type::kLastChunkReply:
+      return sizeof(wire::LastChunkReply);
+    case Type::kForward:
+      return sizeof(wire::Forward);
+    case Type::kNotice:
+      return sizeof(wire::Notice);
   }
   return 0;
 }
@@ -178,7 +200,9 @@ void FrameReader::place_payload(uint8_t* to) {
   consume_payload_from_buffer();
 }
 
-void FrameReader::discard_payload() { place_payload(nullptr); }
+void FrameReader::discard_payload() {
+  place_payload(nullptr);
+}
 
 void FrameReader::abandon_payload() {
   FFS_CHECK(state_ == State::kPayload);
@@ -210,7 +234,8 @@ void SendQueue::push_piece(Bytes payload, uint64_t token) {
   pending_bytes_ += payload.size();
 }
 
-void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes, int fd) {
+void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes,
+                          int fd) {
   FFS_CHECK(fixed.size() <= wire::kMaxFixedBytes && var.size() <= wire::kMaxVarBytes);
   FFS_CHECK(payload_bytes <= wire::kMaxPayloadBytes);
   FrameHeader header{};
@@ -234,8 +259,7 @@ void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var
 
   // Heads that lie side by side are one piece, unless the earlier or this one has a say of its own.
   const bool joins = pieces_.size() > first_ && pieces_.back().payload == nullptr && pieces_.back().fd < 0 &&
-                     pieces_.back().token == 0 && fd < 0 &&
-                     pieces_.back().at + pieces_.back().length == at;
+                     pieces_.back().token == 0 && fd < 0 && pieces_.back().at + pieces_.back().length == at;
   if (joins) {
     pieces_.back().length += length;
   } else {

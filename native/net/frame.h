@@ -113,11 +113,13 @@ class SendQueue {
   template <typename T>
   void push(wire::Type type, uint64_t request_id, const T& fixed, Bytes var = {}, Bytes payload = {},
             uint64_t token = 0, int fd = -1) {
-    push(type, request_id, Bytes(reinterpret_cast<const uint8_t*>(&fixed), sizeof(T)), var, payload, token, fd);
+    push(type, request_id, Bytes(reinterpret_cast<const uint8_t*>(&fixed), sizeof(T)), var, payload, token,
+         fd);
   }
 
   // The same in parts: a head that announces payload_bytes, then pieces of that many bytes in all.
-  void push_head(wire::Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes, int fd = -1);
+  void push_head(wire::Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes,
+                 int fd = -1);
   void push_piece(Bytes payload, uint64_t token);
 
   bool empty() const { return pending_bytes_ == 0; }
@@ -143,10 +145,10 @@ class SendQueue {
   }
   void compact();
 
-  std::vector<uint8_t> arena_;   // heads of frames
-  std::vector<Piece> pieces_;    // from first_ on
+  std::vector<uint8_t> arena_;  // heads of frames
+  std::vector<Piece> pieces_;   // from first_ on
   size_t first_ = 0;
-  size_t first_sent_ = 0;        // bytes of pieces_[first_] that are sent
+  size_t first_sent_ = 0;  // bytes of pieces_[first_] that are sent
   size_t pending_bytes_ = 0;
 };
 

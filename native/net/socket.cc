@@ -78,7 +78,8 @@ Result<Fd> stream_socket(int family) {
 // Removes a socket file that nobody listens on any more.
 Status remove_stale_socket(const char* path, const Address& address) {
   struct stat info;
-  if (::lstat(path, &info) != 0) return errno == ENOENT ? ok_status() : Status(Error::of(errno, "socket path"));
+  if (::lstat(path, &info) != 0)
+    return errno == ENOENT ? ok_status() : Status(Error::of(errno, "socket path"));
   if (!S_ISSOCK(info.st_mode)) return Error::of(EEXIST, "the socket path exists and is no socket");
   FFS_TRY(Fd probe, stream_socket(AF_UNIX));
   if (::connect(probe.get(), address.get(), address.length) == 0 || errno == EAGAIN) {
@@ -117,7 +118,8 @@ Result<Fd> listen_local(const char* path) {
   FFS_TRY(Address address, local_address(path));
   FFS_TRY_STATUS(remove_stale_socket(path, address));
   FFS_TRY(Fd fd, stream_socket(AF_UNIX));
-  if (::bind(fd.get(), address.get(), address.length) != 0) return Error::of(errno, "binding the Unix socket");
+  if (::bind(fd.get(), address.get(), address.length) != 0)
+    return Error::of(errno, "binding the Unix socket");
   if (::listen(fd.get(), kBacklog) != 0) return Error::of(errno, "listening on the Unix socket");
   return fd;
 }
@@ -151,7 +153,8 @@ Result<Fd> connect_local(const char* path) {
 Status connect_result(const Fd& socket) {
   int error = 0;
   socklen_t length = sizeof error;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return Error::of(errno, "connect");
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0)
+    return Error::of(errno, "connect");
   if (error != 0) return Error::of(error, "connect");
   return ok_status();
 }
@@ -202,6 +205,10 @@ Result<size_t> Connection::receive() {
     }
   }
   if (got == 0) return Error::of(EPIPE, "the peer has closed the connection");
+  size_t asked = 0;
+  for (int i = 0; i < count; i++) asked += pieces[i].iov_len;
+  // A message that carries descriptors ends a receive early.
+  drained = static_cast<size_t>(got) < asked && message.msg_controllen == 0;
   reader.received(static_cast<size_t>(got));
   return static_cast<size_t>(got);
 }

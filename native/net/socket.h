@@ -43,6 +43,9 @@ struct Connection {
   FrameReader reader;
   SendQueue queue;
   std::deque<Fd> descriptors;  // received, in the order of the frames that they came with
+  // The last receive() got less than it had room for, so the socket was empty: an edge-triggered
+  // owner needn't ask again before it is told of more (unless the peer has hung up).
+  bool drained = false;
 
   Connection() = default;
   Connection(Fd fd, Transport kind) : socket(std::move(fd)), transport(kind) {}

@@ -1,0 +1,212 @@
+// ffs_server_*: the storage server's handle (server/server.h).
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "capi/error.h"
+#include "capi/options.h"
+#include "ffs/ffs.h"
+#include "server/log.h"
+#include "server/server.h"
+
+struct ffs_server {
+  explicit ffs_server(const ffs::server::ShardConfig& config) : server(config) {}
+  ffs::server::Server server;
+};
+
+namespace {
+
+using ffs::capi::fail;
+
+// ffs.h's states to the replica's. False: no such state.
+bool state_of(uint8_t state, ffs::craq::MemberState* out) {
+  switch (state) {
+    case FFS_OFFLINE:
+      *out = ffs::craq::MemberState::offline;
+      return true;
+    case FFS_SERVING:
+      *out = ffs::craq::MemberState::serving;
+      return true;
+    case FFS_SYNCING:
+      *out = ffs::craq::MemberState::syncing;
+      return true;
+    case FFS_WAITING:
+      *out = ffs::craq::MemberState::waiting;
+      return true;
+    case FFS_LAST_SERVING:
+      *out = ffs::craq::MemberState::last_serving;
+      return true;
+    default:
+      return false;
+  }
+}
+
+template <size_t N>
+std::string text_of(const char (&field)[N]) {
+  return std::string(field, ::strnlen(field, N));
+}
+
+}  // namespace
+
+extern "C" {
+
+int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
+  ffs_server_options options{};
+  if (out == nullptr || !ffs::capi::take_options(given, &options)) {
+    return fail(EINVAL, "server: options (with struct_size) and a result are needed");
+  }
+  ffs::server::ShardConfig config;
+  config.node = ffs::NodeId(options.node);
+  config.incarnation = options.incarnation;
+  std::memcpy(config.cluster.data(), options.cluster, config.cluster.size());
+  config.bind_host = options.bind_host != nullptr ? options.bind_host : "127.0.0.1";
+  config.socket_dir = options.socket_dir != nullptr ? options.socket_dir : "";
+  const std::string backend = options.io_backend != nullptr ? options.io_backend : "auto";
+  if (backend == "pread") {
+    config.backend = ffs::io::Backend::pread;
+  } else if (backend != "auto" && backend != "uring") {
+    return fail(EINVAL, "server: io_backend is \"%s\"; \"auto\", \"uring\" or \"pread\"", backend.c_str());
+  }
+  if (options.pool_bytes != 0) config.pool_bytes = options.pool_bytes;
+  if (options.region_limit_bytes != 0) config.region_limit_bytes = options.region_limit_bytes;
+  if (options.max_sessions != 0) config.max_sessions = options.max_sessions;
+  if (options.max_ops != 0) config.max_ops = options.max_ops;
+  if (options.tcp_congestion != nullptr) config.tcp_congestion = options.tcp_congestion;
+  if (options.max_ops > 65536) return fail(EINVAL, "server: max_ops is %u; at most 65536", options.max_ops);
+  ffs::server::set_log_level(options.log_level);
+  *out = new ffs_server(config);
+  return 0;
+}
+
+int ffs_server_add_device(ffs_server* server, const char* path, ffs_shard_info* out) {
+  if (server == nullptr || path == nullptr || out == nullptr) {
+    return fail(EINVAL, "add device: a server, a path and a result are needed");
+  }
+  ffs::server::Failure failure;
+  ffs::server::Shard* shard = server->server.add_device(path, &failure);
+  if (shard == nullptr) {
+    const int code = failure.code == EMEDIUMTYPE ? ENOMEDIUM : failure.code == EXDEV ? EPROTO : failure.code;
+    return fail(code, "device %s: %s", path,
+                failure.line.empty() ? std::strerror(code) : failure.line.c_str());
+  }
+  *out = ffs_shard_info{};
+  out->shard = shard->number();
+  out->port = shard->port();
+  std::strncpy(out->socket_path, shard->socket_path().c_str(), sizeof out->socket_path - 1);
+  out->target_count = static_cast<uint32_t>(std::min<size_t>(shard->targets().size(), 64));
+  for (uint32_t i = 0; i < out->target_count; i++) out->targets[i] = shard->targets()[i].value;
+  return 0;
+}
+
+int ffs_server_start(ffs_server* server) {
+  if (server == nullptr) return fail(EINVAL, "start: no server");
+  const int code = server->server.start();
+  if (code == EALREADY) return fail(code, "start: the server runs already");
+  return code == 0 ? 0 : fail(code, "start: add a device first; a stopped server doesn't start again");
+}
+
+int ffs_server_configure(ffs_server* server, uint64_t routing_epoch, uint64_t manager_ms,
+                         const ffs_chain_route* chains, uint32_t chain_count, const ffs_target_route* targets,
+                         uint32_t target_count) {
+  if (server == nullptr || (chains == nullptr && chain_count > 0) ||
+      (targets == nullptr && target_count > 0)) {
+    return fail(EINVAL, "configure: a server, chains and targets are needed");
+  }
+  ffs::server::Routing routing;
+  routing.epoch = routing_epoch;
+  routing.manager_ms = manager_ms;
+  for (uint32_t i = 0; i < chain_count; i++) {
+    const ffs_chain_route& from = chains[i];
+    ffs::server::ChainRoute chain;
+    chain.chain = ffs::ChainId(from.chain);
+    chain.proposed = from.proposed != 0;
+    chain.config.version = {from.term, from.counter};
+    chain.config.member_count = from.member_count;
+    if (from.member_count == 0 || from.member_count > ffs::kMaxReplicas) {
+      return fail(EINVAL, "configure: chain %u has %u members; 1 to 8", from.chain, from.member_count);
+    }
+    for (uint32_t k = 0; k < from.member_count; k++) {
+      chain.config.members[k].target = ffs::TargetId(from.members[k]);
+      if (!state_of(from.states[k], &chain.config.members[k].state)) {
+        return fail(EINVAL, "configure: chain %u: state %u is none", from.chain, from.states[k]);
+      }
+    }
+    routing.chains.push_back(chain);
+  }
+  for (uint32_t i = 0; i < target_count; i++) {
+    const ffs_target_route& from = targets[i];
+    ffs::server::Route route;
+    route.target = ffs::TargetId(from.target);
+    route.node = ffs::NodeId(from.node);
+    route.host = text_of(from.host);
+    route.host_id = text_of(from.host_id);
+    route.socket_path = text_of(from.socket_path);
+    if (from.port == 0 || from.port > 65535) {
+      return fail(EINVAL, "configure: target %llu has port %u", static_cast<unsigned long long>(from.target),
+                  from.port);
+    }
+    route.port = static_cast<uint16_t>(from.port);
+    routing.targets.push_back(route);
+  }
+  server->server.configure(routing);
+  return 0;
+}
+
+int ffs_server_report(ffs_server* server, ffs_target_report* out, uint32_t capacity) {
+  if (server == nullptr || (out == nullptr && capacity > 0))
+    return fail(EINVAL, "report: a server and room are needed");
+  const auto reports = server->server.report();
+  uint32_t count = 0;
+  for (const auto& from : reports) {
+    if (count == capacity) break;
+    ffs_target_report& to = out[count++];
+    to = ffs_target_report{};
+    to.target = from.target.value;
+    to.chain = from.chain.value;
+    to.recorded_term = from.recorded.term;
+    to.recorded_counter = from.recorded.counter;
+    to.persisted_term = from.persisted.term;
+    to.persisted_counter = from.persisted.counter;
+    to.persisted_here = from.persisted_here ? 1 : 0;
+    to.state = from.serving ? FFS_SERVING : FFS_OFFLINE;
+    to.poisoned = from.poisoned ? 1 : 0;
+    to.used_bytes = from.usage.allocated_bytes;
+    to.chunks = from.usage.chunks;
+    to.capacity_bytes = from.capacity.capacity_bytes;
+    to.free_bytes = from.capacity.free_bytes;
+  }
+  return static_cast<int>(count);
+}
+
+int ffs_server_metrics(ffs_server* server, uint32_t shard, ffs_shard_metrics* out) {
+  if (server == nullptr || out == nullptr) return fail(EINVAL, "metrics: a server and a result are needed");
+  ffs::server::ShardMetrics from;
+  if (!server->server.metrics(shard, &from)) return fail(ENOENT, "metrics: there is no shard %u", shard);
+  *out = ffs_shard_metrics{from.reads,         from.read_bytes,   from.updates,         from.update_bytes,
+                           from.forwards,      from.refusals,     from.errors,          from.flushes,
+                           from.journal_bytes, from.long_steps,   from.longest_step_us, from.sessions,
+                           from.regions,       from.region_bytes, from.pool_bytes,      from.pool_used_bytes,
+                           from.ops_waiting,   from.bytes_copied, from.crc_failures,    from.frame_errors};
+  return 0;
+}
+
+int ffs_server_fence(ffs_server* server, uint64_t client) {
+  if (server == nullptr || client == 0) return fail(EINVAL, "fence: a server and a client are needed");
+  const int code = server->server.fence(ffs::ClientId(client));
+  return code == 0
+             ? 0
+             : fail(code, "fence of client %llu: a device failed", static_cast<unsigned long long>(client));
+}
+
+int ffs_server_stop(ffs_server* server) {
+  if (server == nullptr) return fail(EINVAL, "stop: no server");
+  const int code = server->server.stop();
+  return code == 0 ? 0 : fail(code, "stop: a device was left to recovery (%s)", std::strerror(code));
+}
+
+void ffs_server_destroy(ffs_server* server) {
+  delete server;
+}
+
+}  // extern "C"

@@ -1,0 +1,106 @@
+#include "server/buffers.h"
+
+#include "base/check.h"
+
+namespace ffs::server {
+
+namespace {
+
+// Sixteenths of the whole by use. Reads need little: they live as long as a device read and a
+// send. kFarther serves chains of more than three members.
+constexpr std::array<size_t, kBufferUses> kShares = {4, 6, 3, 2, 1};
+
+}  // namespace
+
+Result<std::unique_ptr<Buffers>> Buffers::create(io::Io& io, size_t total_bytes) {
+  auto buffers = std::make_unique<Buffers>();
+  for (size_t use = 0; use < kBufferUses; use++) {
+    io::BufferPool::Options options;
+    options.arena_bytes = total_bytes / 16 * kShares[use];
+    if (options.arena_bytes == 0) options.arena_bytes = 1;
+    FFS_TRY(buffers->pools_[use], io::BufferPool::create(&io, options));
+  }
+  return buffers;
+}
+
+uint8_t* Buffers::try_allocate(BufferUse use, uint32_t bytes) {
+  if (lines_[static_cast<size_t>(use)].first != nullptr) return nullptr;
+  return pools_[static_cast<size_t>(use)]->allocate(bytes);
+}
+
+uint8_t* Buffers::allocate_or_wait(BufferUse use, uint32_t bytes, BufferWaiter* waiter) {
+  FFS_CHECK(!waiter->waiting && bytes > 0 && bytes <= io::kMaxBufferBytes);
+  waiter->use = use;
+  waiter->bytes = bytes;
+  if (uint8_t* buffer = try_allocate(use, bytes)) return buffer;
+  Line& line = lines_[static_cast<size_t>(use)];
+  waiter->waiting = true;
+  waiter->next = nullptr;
+  waiter->previous = line.last;
+  (line.last != nullptr ? line.last->next : line.first) = waiter;
+  line.last = waiter;
+  waiting_++;
+  return nullptr;
+}
+
+void Buffers::unlink(BufferWaiter* waiter) {
+  Line& line = lines_[static_cast<size_t>(waiter->use)];
+  (waiter->previous != nullptr ? waiter->previous->next : line.first) = waiter->next;
+  (waiter->next != nullptr ? waiter->next->previous : line.last) = waiter->previous;
+  waiter->next = waiter->previous = nullptr;
+  waiter->waiting = false;
+  waiting_--;
+}
+
+void Buffers::cancel(BufferWaiter* waiter) {
+  if (!waiter->waiting) return;
+  unlink(waiter);
+  lines_[static_cast<size_t>(waiter->use)].released = true;  // who stood behind may fit
+}
+
+void Buffers::release(uint8_t* buffer) {
+  for (size_t use = 0; use < kBufferUses; use++) {
+    if (!pools_[use]->contains(buffer)) continue;
+    pools_[use]->release(buffer);
+    lines_[use].released = true;
+    return;
+  }
+  FFS_CHECK(false && "a buffer of no pool");
+}
+
+void Buffers::serve_waiters() {
+  for (size_t use = 0; use < kBufferUses; use++) {
+    Line& line = lines_[use];
+    if (!line.released) continue;
+    line.released = false;
+    while (line.first != nullptr) {
+      BufferWaiter* waiter = line.first;
+      uint8_t* buffer = pools_[use]->allocate(waiter->bytes);
+      if (buffer == nullptr) break;
+      unlink(waiter);
+      waiter->ready(waiter, buffer);
+    }
+  }
+}
+
+io::BufferPool& Buffers::pool_of(const uint8_t* buffer) const {
+  for (const auto& pool : pools_) {
+    if (pool->contains(buffer)) return *pool;
+  }
+  FFS_CHECK(false && "a buffer of no pool");
+  return *pools_[0];
+}
+
+uint64_t Buffers::total_bytes() const {
+  uint64_t total = 0;
+  for (const auto& pool : pools_) total += pool->arena_bytes();
+  return total;
+}
+
+uint64_t Buffers::free_bytes() const {
+  uint64_t total = 0;
+  for (const auto& pool : pools_) total += pool->free_bytes();
+  return total;
+}
+
+}  // namespace ffs::server

@@ -1,0 +1,75 @@
+// Memory for data on its way through a shard, in pools by use, so that no use can starve another
+// that would free it (docs/architecture.md, Buffers): a read waits for the device and its
+// client only; an update of a client waits for the chain behind it; an update from a predecessor
+// waits for the members behind *this* one, hence a pool by distance from the tail.
+// One shard thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "base/result.h"
+#include "io/buffer_pool.h"
+#include "io/io.h"
+
+namespace ffs::server {
+
+enum class BufferUse : uint8_t { kRead, kUpdate, kTail, kBeforeTail, kFarther };
+constexpr size_t kBufferUses = 5;
+
+inline BufferUse use_by_distance(uint32_t members_behind) {
+  if (members_behind == 0) return BufferUse::kTail;
+  return members_behind == 1 ? BufferUse::kBeforeTail : BufferUse::kFarther;
+}
+
+// Somebody who waits for a buffer. `ready` runs from Buffers::serve_waiters with the buffer, which
+// is then the waiter's.
+struct BufferWaiter {
+  void (*ready)(BufferWaiter* waiter, uint8_t* buffer) = nullptr;
+  void* owner = nullptr;
+  uint32_t bytes = 0;
+  BufferUse use = BufferUse::kRead;
+  bool waiting = false;
+  BufferWaiter* next = nullptr;
+  BufferWaiter* previous = nullptr;
+};
+
+class Buffers {
+ public:
+  // Splits `total_bytes` (rounded up so that each pool holds a chunk). Blocks.
+  static Result<std::unique_ptr<Buffers>> create(io::Io& io, size_t total_bytes);
+
+  // A buffer now, or null: then the waiter stands in its line (first come, first served) and its
+  // `ready` is called later. waiter->use and bytes are set here.
+  uint8_t* allocate_or_wait(BufferUse use, uint32_t bytes, BufferWaiter* waiter);
+  // A buffer if there is one and nobody waits for this use; else null, no waiting.
+  uint8_t* try_allocate(BufferUse use, uint32_t bytes);
+  void cancel(BufferWaiter* waiter);  // may be called for one that doesn't wait
+  void release(uint8_t* buffer);
+  // Gives what was released to those who wait.
+  void serve_waiters();
+
+  io::Region region_of(const uint8_t* buffer) const { return pool_of(buffer).region_of(buffer); }
+  // The pool that holds client updates, for successors on this host.
+  io::BufferPool& update_pool() { return *pools_[static_cast<size_t>(BufferUse::kUpdate)]; }
+  const io::BufferPool& pool(BufferUse use) const { return *pools_[static_cast<size_t>(use)]; }
+  uint64_t total_bytes() const;
+  uint64_t free_bytes() const;
+  uint64_t waiting() const { return waiting_; }
+
+ private:
+  struct Line {
+    BufferWaiter* first = nullptr;
+    BufferWaiter* last = nullptr;
+    bool released = false;  // something came back since the line was served
+  };
+  io::BufferPool& pool_of(const uint8_t* buffer) const;
+  void unlink(BufferWaiter* waiter);
+
+  std::array<std::unique_ptr<io::BufferPool>, kBufferUses> pools_;
+  std::array<Line, kBufferUses> lines_;
+  uint64_t waiting_ = 0;
+};
+
+}  // namespace ffs::server

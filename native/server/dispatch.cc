@@ -1,0 +1,360 @@
+// Frames to events of the replicas. What a frame says is checked here; what it leads to is
+// decided there.
+#include <cstring>
+
+#include "server/log.h"
+#include "server/shard.h"
+#include "server/wire_craq.h"
+
+namespace ffs::server {
+
+using craq::Outcome;
+using wire::Detail;
+using wire::Type;
+
+bool Shard::dispatch(Session& session, const net::Frame& frame) {
+  if (!session.hello) {
+    if (frame.type == Type::kHello) {
+      on_hello(session, frame);
+    } else {
+      metrics_.frame_errors++;
+      close_session(session, "the first frame is no hello");
+    }
+    return true;
+  }
+  if (session.from_server) {
+    if (frame.type == Type::kForward) return on_forward(session, frame);
+    if (frame.type == Type::kNotice) {
+      on_notice(session, frame);
+      return true;
+    }
+    metrics_.frame_errors++;
+    close_session(session, "a server sent a client's frame");
+    return true;
+  }
+  switch (frame.type) {
+    case Type::kOpenCapability:
+      on_open_capability(session, frame);
+      return true;
+    case Type::kCloseCapability:
+      session.capabilities.erase(frame.as<wire::OpenCapability>().handle);
+      return true;
+    case Type::kRegisterRegion:
+      on_register_region(session, frame);
+      return true;
+    case Type::kUnregisterRegion:
+      on_unregister_region(session, frame);
+      return true;
+    case Type::kPing:
+      push_status(session, Type::kPong, frame.request_id, 0, Detail::kNone,
+                  frame.as<wire::StatusReply>().value);
+      return true;
+    case Type::kRead:
+      return on_read(session, frame);
+    case Type::kUpdate:
+      return on_update(session, frame);
+    case Type::kExists:
+      return on_exists(session, frame);
+    case Type::kLastChunk:
+      return on_last_chunk(session, frame);
+    default:
+      metrics_.frame_errors++;
+      close_session(session, "a client sent a frame that isn't a client's");
+      return true;
+  }
+}
+
+// --- connection -----------------------------------------------------------------------------------
+
+void Shard::on_hello(Session& session, const net::Frame& frame) {
+  const auto hello = frame.as<wire::Hello>();
+  wire::HelloReply reply{};
+  std::memcpy(reply.cluster, config_.cluster.data(), sizeof reply.cluster);
+  reply.node = config_.node.value;
+  reply.incarnation = config_.incarnation;
+  reply.routing_epoch = routing_epoch_;
+  reply.max_payload_bytes = wire::kMaxPayloadBytes;
+  reply.version = wire::kProtocolVersion;
+  const bool known_role = hello.role == static_cast<uint8_t>(wire::Role::kClient) ||
+                          hello.role == static_cast<uint8_t>(wire::Role::kServer);
+  if (std::memcmp(hello.cluster, config_.cluster.data(), sizeof hello.cluster) != 0) {
+    reply.status = EPROTO;
+    reply.detail = static_cast<uint32_t>(Detail::kWrongCluster);
+  } else if (hello.version_min > wire::kProtocolVersion || hello.version_max < wire::kProtocolVersion ||
+             !known_role) {
+    reply.status = EPROTO;
+    reply.detail = static_cast<uint32_t>(Detail::kVersion);
+  }
+  session.connection.queue.push(Type::kHelloReply, frame.request_id, reply);
+  if (reply.status != 0) {
+    (void)session.connection.flush(&released_);  // the last word; if it doesn't go out, closing says it
+    close_session(session, "hello refused");
+    return;
+  }
+  session.hello = true;
+  session.from_server = hello.role == static_cast<uint8_t>(wire::Role::kServer);
+  session.client = ClientId(hello.client);
+  list_to_flush(session);
+}
+
+void Shard::on_open_capability(Session& session, const net::Frame& frame) {
+  const auto open = frame.as<wire::OpenCapability>();
+  wire::Capability capability{};
+  constexpr size_t kMostCapabilities = 1u << 20;
+  if (frame.var.size() < sizeof capability) {
+    return push_status(session, Type::kOpenCapabilityReply, frame.request_id, EINVAL, Detail::kBadFrame);
+  }
+  std::memcpy(&capability, frame.var.data(), sizeof capability);
+  if (capability.version == 0 || capability.client != session.client.value || open.handle == 0 ||
+      session.capabilities.size() >= kMostCapabilities) {
+    return push_status(session, Type::kOpenCapabilityReply, frame.request_id, EPERM, Detail::kNoCapability);
+  }
+  session.capabilities[open.handle] = capability;
+  push_status(session, Type::kOpenCapabilityReply, frame.request_id, 0, Detail::kNone, open.handle);
+}
+
+// Expiry is judged at the last contact with the manager: a capability that was good then stays so
+// while no manager is there (shared rules in docs/wire_format.md, Connection frames).
+Outcome Shard::authority(const Session& session, const wire::Context& context, uint64_t space,
+                         uint32_t rights, uint32_t* detail) const {
+  *detail = static_cast<uint32_t>(Detail::kNoCapability);
+  auto found = session.capabilities.find(context.capability);
+  if (found == session.capabilities.end()) return Outcome::denied;
+  const wire::Capability& capability = found->second;
+  if (context.client != 0 && context.client != session.client.value) return Outcome::denied;
+  if (capability.kind != 2 && capability.space != space) return Outcome::denied;
+  if ((capability.rights & rights) != rights) return Outcome::denied;
+  if (capability.expiry_ms != 0 && capability.expiry_ms <= manager_ms_) {
+    *detail = static_cast<uint32_t>(Detail::kExpired);
+    return Outcome::denied;
+  }
+  return Outcome::ok;
+}
+
+Target* Shard::find_target(const wire::Context& context) {
+  auto found = targets_.find(context.target);
+  if (found == targets_.end() || found->second->chain.value != context.chain) return nullptr;
+  return found->second.get();
+}
+
+// --- regions --------------------------------------------------------------------------------------
+
+void Shard::on_register_region(Session& session, const net::Frame& frame) {
+  const auto wanted = frame.as<wire::RegisterRegion>();
+  Fd fd;
+  if (!session.connection.descriptors.empty()) {
+    fd = std::move(session.connection.descriptors.front());
+    session.connection.descriptors.pop_front();
+  }
+  if (session.regions.count(wanted.region) != 0) {
+    return push_status(session, Type::kRegisterRegionReply, frame.request_id, EEXIST, Detail::kNone);
+  }
+  auto region = regions_->add(session.client, wanted.region, std::move(fd), wanted.offset, wanted.size);
+  if (!region.ok()) {
+    log(LogLevel::kInfo, "shard %u refuses a region: %s", config_.number, region.error().what);
+    return push_status(session, Type::kRegisterRegionReply, frame.request_id, region.error().code,
+                       Detail::kNone);
+  }
+  session.regions[wanted.region] = *region;
+  (*region)->waiters.push_back({&session, frame.request_id, 0});
+  if ((*region)->state != ClientRegion::State::kPreparing) on_region_settled(this, *region);
+}
+
+void Shard::on_region_settled(void* owner, ClientRegion* region) {
+  Shard* self = static_cast<Shard*>(owner);
+  auto waiters = std::move(region->waiters);
+  region->waiters.clear();
+  const bool failed = region->state == ClientRegion::State::kFailed;
+  for (const auto& waiter : waiters) {
+    self->push_status(*waiter.session, Type::kRegisterRegionReply, waiter.request_id,
+                      failed ? region->error : 0, Detail::kNone, region->registered.registered() ? 1 : 0);
+    if (!failed) continue;
+    waiter.session->regions.erase(region->id);
+    self->regions_->drop(region);
+  }
+}
+
+void Shard::on_unregister_region(Session& session, const net::Frame& frame) {
+  const auto unwanted = frame.as<wire::UnregisterRegion>();
+  auto found = session.regions.find(unwanted.region);
+  if (found == session.regions.end()) {
+    return push_status(session, Type::kUnregisterRegionReply, frame.request_id, ENXIO, Detail::kNoRegion);
+  }
+  ClientRegion* region = found->second;
+  std::erase_if(region->waiters,
+                [&](const ClientRegion::Waiter& waiter) { return waiter.session == &session; });
+  session.regions.erase(found);
+  session.region_waits++;
+  // When other connections keep the region, this one's own reads are what must end.
+  uint32_t remaining = 0;
+  if (region->registrations > 1) {
+    for (uint32_t slot = 0; slot < requests_.size(); slot++) {
+      const Request* request = requests_.at(slot);
+      if (request->session == &session && request->region == region) remaining++;
+    }
+    if (remaining == 0) answer_leaver({&session, frame.request_id});
+  }
+  if (region->registrations == 1 || remaining > 0) {
+    region->leavers.push_back({&session, frame.request_id, remaining});
+  }
+  regions_->drop(region);
+}
+
+void Shard::answer_leaver(const ClientRegion::Waiter& leaver) {
+  leaver.session->region_waits--;
+  if (leaver.session->open) {
+    push_status(*leaver.session, Type::kUnregisterRegionReply, leaver.request_id, 0, Detail::kNone);
+  } else {
+    end_session_if_unused(*leaver.session);
+  }
+}
+
+// A read of `session` is through with the region.
+void Shard::unuse_region(Session& session, ClientRegion* region) {
+  for (size_t i = 0; i < region->leavers.size(); i++) {
+    ClientRegion::Waiter& leaver = region->leavers[i];
+    if (leaver.session != &session || leaver.remaining == 0 || --leaver.remaining > 0) continue;
+    const ClientRegion::Waiter done = leaver;
+    region->leavers.erase(region->leavers.begin() + static_cast<ptrdiff_t>(i));
+    answer_leaver(done);
+    break;
+  }
+  regions_->unuse(region);
+}
+
+void Shard::on_region_gone(void* owner, ClientRegion* region) {
+  Shard* self = static_cast<Shard*>(owner);
+  auto leavers = std::move(region->leavers);
+  region->leavers.clear();
+  for (const auto& leaver : leavers) self->answer_leaver(leaver);
+}
+
+// --- requests -------------------------------------------------------------------------------------
+
+// A record for the request, or null: then the session waits for one and the frame comes again.
+Request* Shard::take_request(Session& session, const net::Frame& frame, Target* target) {
+  if (requests_.used() >= config_.max_ops) {
+    session.connection.reader.unread();
+    session.waits_for_op = true;
+    waiting_for_op_.push_back(&session);
+    return nullptr;
+  }
+  Request* request = requests_.take();
+  request->shard = this;
+  request->session = &session;
+  request->target = target;
+  request->request_id = frame.request_id;
+  request->type = frame.type;
+  request->open_answers = 1;
+  session.requests++;
+  return request;
+}
+
+void Shard::give_request(Request* request) {
+  drop_read(request);
+  Session* session = request->session;
+  request->session = nullptr;
+  request->target = nullptr;
+  session->requests--;
+  requests_.give(request);
+  if (!session->open) end_session_if_unused(*session);
+}
+
+bool Shard::on_read(Session& session, const net::Frame& frame) {
+  const auto read = frame.as<wire::Read>();
+  Target* target = find_target(read.context);
+  if (target == nullptr) return refuse(session, frame, EAGAIN, Detail::kWrongTarget), true;
+  const uint64_t end = static_cast<uint64_t>(read.offset) + read.length;
+  if (end > kMaxChunkBytes || read.tag_bytes > kMaxTagBytes || read.bulk.length < read.length) {
+    return refuse(session, frame, EINVAL, Detail::kBadFrame), true;
+  }
+  ClientRegion* region = nullptr;
+  if (read.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion)) {
+    auto found = session.regions.find(read.bulk.region);
+    if (found == session.regions.end() || found->second->state != ClientRegion::State::kReady ||
+        !found->second->holds(read.bulk.address, read.length)) {
+      return refuse(session, frame, ENXIO, Detail::kNoRegion), true;
+    }
+    region = found->second->registered.registered() ? found->second : nullptr;
+  } else if (read.bulk.kind != static_cast<uint8_t>(wire::BulkKind::kInline)) {
+    return refuse(session, frame, EINVAL, Detail::kBadFrame), true;
+  }
+  Request* request = take_request(session, frame, target);
+  if (request == nullptr) return false;
+  request->read_flags = read.flags;
+  request->checksum_kind = read.context.checksum_kind;
+  request->bulk = read.bulk;
+  request->region = region;
+  if (region != nullptr) regions_->use(region);
+  request->length = read.length;
+  request->deadline_ms = deadline(read.context.deadline_ms);
+
+  craq::ClientRead event_;
+  event_.token = token_of(request);
+  event_.chain_version = {read.context.chain_term, read.context.chain_counter};
+  event_.key = key_of(read.key);
+  event_.authority =
+      authority(session, read.context, event_.key.space(), wire::kRightRead, &request->denied_detail);
+  event_.offset_bytes = read.offset;
+  event_.length_bytes = read.length;
+  event_.space_epoch = read.context.space_epoch;
+  event_.uncommitted_ok = (read.flags & wire::kReadUncommitted) != 0;
+  event_.compare_tag = (read.flags & wire::kReadCompareTag) != 0;
+  std::memcpy(event_.tag.tag.data(), read.tag, sizeof read.tag);
+  event_.tag.tag_bytes = static_cast<uint8_t>(read.tag_bytes);
+  event_.deadline_ms = request->deadline_ms;
+  event(*target, [&](craq::Replica& replica) { replica.on_client_read(event_, now_ms_, effects_); });
+  return true;
+}
+
+bool Shard::on_exists(Session& session, const net::Frame& frame) {
+  const auto ask = frame.as<wire::Exists>();
+  Target* target = find_target(ask.context);
+  if (target == nullptr) return refuse(session, frame, EAGAIN, Detail::kWrongTarget), true;
+  if (frame.var.size() != static_cast<uint64_t>(ask.count) * sizeof(wire::ExistsKey)) {
+    return refuse(session, frame, EINVAL, Detail::kBadFrame), true;
+  }
+  Request* request = take_request(session, frame, target);
+  if (request == nullptr) return false;
+  request->entries.assign(ask.count, wire::ExistsEntry{});
+  request->failed_status = request->failed_detail = 0;
+  request->open_answers = ask.count + 1;  // one more, so that it lives until all are asked
+  craq::ClientRead event_;
+  event_.chain_version = {ask.context.chain_term, ask.context.chain_counter};
+  event_.space_epoch = ask.context.space_epoch;
+  event_.facts_only = true;
+  event_.deadline_ms = deadline(ask.context.deadline_ms);
+  for (uint32_t i = 0; i < ask.count; i++) {
+    wire::ExistsKey key;
+    std::memcpy(&key, frame.var.data() + i * sizeof key, sizeof key);
+    event_.token = token_of(request, i);
+    event_.key = key_of(key.key);
+    event_.authority =
+        authority(session, ask.context, event_.key.space(), wire::kRightRead, &request->denied_detail);
+    event_.compare_tag = key.tag_bytes != 0 && key.tag_bytes <= kMaxTagBytes;
+    std::memcpy(event_.tag.tag.data(), key.tag, sizeof key.tag);
+    event_.tag.tag_bytes = static_cast<uint8_t>(key.tag_bytes);
+    event(*target, [&](craq::Replica& replica) { replica.on_client_read(event_, now_ms_, effects_); });
+  }
+  answer_exists_if_complete(request);
+  return true;
+}
+
+bool Shard::on_last_chunk(Session& session, const net::Frame& frame) {
+  const auto ask = frame.as<wire::LastChunk>();
+  Target* target = find_target(ask.context);
+  if (target == nullptr) return refuse(session, frame, EAGAIN, Detail::kWrongTarget), true;
+  Request* request = take_request(session, frame, target);
+  if (request == nullptr) return false;
+  request->space = ask.space;
+  craq::ClientLastChunk event_;
+  event_.token = token_of(request);
+  event_.chain_version = {ask.context.chain_term, ask.context.chain_counter};
+  event_.authority = authority(session, ask.context, ask.space, wire::kRightRead, &request->denied_detail);
+  event_.space = ask.space;
+  event_.deadline_ms = deadline(ask.context.deadline_ms);
+  event(*target, [&](craq::Replica& replica) { replica.on_client_last_chunk(event_, now_ms_, effects_); });
+  return true;
+}
+
+}  // namespace ffs::server

@@ -1,0 +1,347 @@
+// The loop: one switch over the effects of the replicas, with no decisions in it. Completions are
+// collected and told in the next turn, never from within an effect.
+#include <algorithm>
+
+#include "server/log.h"
+#include "server/shard.h"
+#include "server/store_view.h"
+#include "server/wire_craq.h"
+
+namespace ffs::server {
+
+using craq::Outcome;
+using wire::Type;
+
+namespace {
+
+Outcome outcome_of(int error) {
+  switch (error) {
+    case 0:
+      return Outcome::ok;
+    case ENOSPC:
+      return Outcome::no_space;
+    case EDQUOT:
+      return Outcome::over_quota;
+    case EBADMSG:
+      return Outcome::corrupt;
+    default:
+      return Outcome::io_error;
+  }
+}
+
+engine::UpdateKind kind_of(craq::UpdateKind kind) {
+  switch (kind) {
+    case craq::UpdateKind::write:
+      return engine::UpdateKind::write;
+    case craq::UpdateKind::truncate:
+      return engine::UpdateKind::truncate;
+    case craq::UpdateKind::remove:
+      return engine::UpdateKind::remove;
+    case craq::UpdateKind::replace:
+    case craq::UpdateKind::create:
+      return engine::UpdateKind::replace;
+  }
+  FFS_CHECK(false && "an unknown kind of update");
+  return engine::UpdateKind::write;
+}
+
+const char* reason_text(craq::Reason reason) {
+  switch (reason) {
+    case craq::Reason::none:
+      return "serving";
+    case craq::Reason::no_configuration:
+      return "no chain version since the start";
+    case craq::Reason::restarted:
+      return "restarted: waits for a new chain version";
+    case craq::Reason::members_incomplete:
+      return "members of the chain aren't serving";
+    case craq::Reason::not_a_member:
+      return "the chain doesn't name it";
+    case craq::Reason::persisting:
+      return "makes the chain version durable";
+    case craq::Reason::reconciling:
+      return "compares pendings with its predecessor";
+    case craq::Reason::resuming:
+      return "waits for the members behind it";
+    case craq::Reason::device_failed:
+      return "its device failed, until restart";
+    case craq::Reason::diverged:
+      return "lacks what its predecessor committed, until restart";
+  }
+  return "?";
+}
+
+}  // namespace
+
+void Shard::run_effects(Target& target) {
+  // run() never appends to effects_: completions and messages come back as later events.
+  for (const craq::Effect& effect : effects_) {
+    std::visit([&](const auto& one) { run(target, one); }, effect);
+  }
+}
+
+void Shard::complete(Target& target, craq::OpId op, Outcome outcome, craq::BufferRef buffer) {
+  completions_.push_back({&target, op, outcome, buffer});
+}
+
+void Shard::run_completions() {
+  while (!completions_.empty()) {
+    completing_.swap(completions_);
+    for (const Completion& done : completing_) {
+      event(*done.target, [&](craq::Replica& replica) {
+        replica.on_completion(done.op, done.outcome, done.buffer, now_ms_, effects_);
+      });
+    }
+    completing_.clear();
+  }
+}
+
+// --- messages -------------------------------------------------------------------------------------
+
+void Shard::run(Target&, const craq::SendUpdate& effect) {
+  net::SendQueue* queue = peers_->lane(effect.header.to, LaneKind::kDown);
+  if (queue == nullptr) return;  // sent again when the lane is up
+  wire::Forward forward = forward_of(effect);
+  if (effect.update.payload == craq::kNoBuffer) {
+    queue->push(Type::kForward, 0, forward);
+    return;
+  }
+  Payload* payload = Payload::of(effect.update.payload);
+  FFS_CHECK(payload->buffer != nullptr && payload->length == effect.update.length_bytes);
+  forward.update.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kInline);
+  forward.update.bulk.length = payload->length;
+  add_reference(payload);
+  queue->push(
+      Type::kForward, 0, forward,
+      net::Bytes(reinterpret_cast<const uint8_t*>(payload->crcs.data()), payload->crc_count * size_t{4}),
+      net::Bytes(payload->data(), payload->length), reinterpret_cast<uint64_t>(payload) | 1);
+}
+
+void Shard::run(Target&, const craq::SendNotice& effect) {
+  const LaneKind kind = goes_down(effect.notice.type) ? LaneKind::kDown : LaneKind::kUp;
+  net::SendQueue* queue = peers_->lane(effect.header.to, kind);
+  if (queue != nullptr) queue->push(Type::kNotice, 0, notice_of(effect));
+}
+
+void Shard::on_peer_connected(void* owner, TargetId peer) {
+  Shard* self = static_cast<Shard*>(owner);
+  for (auto& [id, target] : self->targets_) {
+    if (target->replica == nullptr) continue;
+    self->event(*target, [&](craq::Replica& replica) {
+      replica.on_peer_connected(peer, self->now_ms_, self->effects_);
+    });
+  }
+}
+
+void Shard::on_peer_released(void* owner, uint64_t token) {
+  static_cast<Shard*>(owner)->release_token(token);
+}
+
+// --- answers --------------------------------------------------------------------------------------
+
+void Shard::run(Target&, const craq::Reply& reply) {
+  Request* request = requests_.at(static_cast<uint32_t>((reply.token >> 16) - 1));
+  FFS_CHECK(request->session != nullptr && request->open_answers > 0);
+  const auto index = static_cast<uint32_t>(reply.token & 0xffff);
+  switch (request->type) {
+    case Type::kRead:
+      return reply_read(request, reply);
+    case Type::kUpdate:
+      return reply_update(request, reply);
+    case Type::kExists:
+      return reply_exists(request, index, reply);
+    case Type::kLastChunk:
+      return reply_last_chunk(request, reply);
+    default:
+      FFS_CHECK(false && "a reply to what was never asked");
+  }
+}
+
+// --- payloads -------------------------------------------------------------------------------------
+
+void Shard::run(Target& target, const craq::Fetch& effect) {
+  Payload* payload = Payload::of(effect.payload);
+  payload->target = &target;
+  payload->fetch = effect.op;
+  start_fetch(payload);
+}
+
+void Shard::run(Target&, const craq::Release& effect) {
+  release(Payload::of(effect.payload));
+}
+
+// --- the store ------------------------------------------------------------------------------------
+
+void Shard::run(Target& target, const craq::Stage& effect) {
+  const craq::Update& update = effect.update;
+  StageWork* work = stages_.take();
+  static_cast<engine::StageOp&>(*work) = engine::StageOp{};
+  work->shard = this;
+  work->target = nullptr;
+  work->op_id = effect.op;
+  work->payload = nullptr;
+  engine::StageOp& stage = *work;
+  stage.done = on_stored;
+  stage.owner = &target;
+  stage.target = target.id;
+  stage.key = update.key;
+  stage.version = update.version;
+  stage.base = update.base_absent ? Version{} : update.base;
+  stage.kind = kind_of(update.kind);
+  stage.offset = update.offset_bytes;
+  stage.length = update.length_bytes;
+  stage.attributes = to_engine(update.attributes);
+  stage.keep_attributes = effect.keep_attributes;
+  stage.logical_length = update.attributes.logical_length_bytes;
+  stage.identity = update.identity;
+  stage.chain = target.chain;
+  stage.space_epoch = update.space_epoch;
+  stage.commit_now = effect.commit_now;
+  if (!(update.payload == craq::kNoBuffer)) {
+    Payload* payload = Payload::of(update.payload);
+    FFS_CHECK(payload->buffer != nullptr && payload->length == update.length_bytes);
+    add_reference(payload);
+    work->payload = payload;
+    stage.data = payload->data();
+    stage.region = buffers_->region_of(payload->buffer);
+    stage.tail_padded = true;
+    stage.piece_checksums = payload->crcs.data();
+  }
+  store_->stage(&stage);
+}
+
+void Shard::on_stored(engine::StoreOp* op) {
+  StageWork* work = static_cast<StageWork*>(op);
+  Shard* self = work->shard;
+  Target& target = *static_cast<Target*>(op->owner);
+  if (op->error != 0 && op->error != ENOSPC) {
+    log(LogLevel::kError, "target %llu: storing an update failed: %s (errno %d)",
+        static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);
+  }
+  self->complete(target, work->op_id, outcome_of(op->error));
+  if (work->payload != nullptr) self->release(work->payload);
+  self->stages_.give(work);
+}
+
+void Shard::run(Target& target, const craq::Commit& effect) {
+  const Status committed = store_->commit(target.id, effect.key, effect.version, nullptr);
+  FFS_CHECK(committed.ok());
+}
+
+SmallWork* Shard::take_small(Target& target, craq::OpId op) {
+  SmallWork* work = smalls_.take();
+  static_cast<engine::StoreOp&>(*work) = engine::StoreOp{};
+  work->shard = this;
+  work->target = &target;
+  work->op_id = op;
+  work->done = on_small_done;
+  return work;
+}
+
+void Shard::on_small_done(engine::StoreOp* op) {
+  SmallWork* work = static_cast<SmallWork*>(op);
+  Shard* self = work->shard;
+  self->complete(*work->target, work->op_id, outcome_of(op->error));
+  self->smalls_.give(work);
+}
+
+void Shard::run(Target& target, const craq::Refuse& effect) {
+  metrics_.refusals++;
+  store_->refuse(target.id, effect.key, effect.version, effect.identity, target.chain,
+                 static_cast<uint32_t>(effect.outcome), take_small(target, effect.op));
+}
+
+void Shard::run(Target& target, const craq::SetSpaceEpoch& effect) {
+  store_->set_space_epoch(target.id, effect.space, engine::SpaceEpoch{effect.epoch, 0},
+                          take_small(target, effect.op));
+}
+
+void Shard::run(Target& target, const craq::PersistChain& effect) {
+  const auto bytes = encode_chain_record(target.chain, effect.record);
+  store_->set_chain_state(target.id, bytes, take_small(target, effect.op));
+}
+
+void Shard::run(Target& target, const craq::Read& effect) {
+  Request* request = requests_.at(static_cast<uint32_t>((effect.token >> 16) - 1));
+  FFS_CHECK(request->session != nullptr && request->type == Type::kRead);
+  request->read_op = effect.op;
+  engine::ReadOp& read = request->read;
+  read = engine::ReadOp{};
+  read.done = on_read_done;
+  read.owner = request;
+  read.target = target.id;
+  read.key = effect.key;
+  read.at_least = effect.version;
+  read.offset = effect.offset_bytes;
+  read.length = effect.length_bytes;
+  read.verify_partial = (request->read_flags & wire::kReadVerifyPartial) != 0;
+  read.checksums = (request->read_flags & wire::kReadWantChecksums) != 0 ? request->sums.data() : nullptr;
+  start_read(request);
+}
+
+void Shard::run(Target& target, const craq::Load& effect) {
+  LoadWork* work = loads_.take();
+  static_cast<engine::ReadOp&>(*work) = engine::ReadOp{};
+  work->shard = this;
+  work->owner_target = &target;
+  work->op_id = effect.op;
+  work->done = on_loaded;
+  work->target = target.id;
+  work->key = effect.key;
+  work->at_least = effect.version;
+  work->exact_version = true;
+  work->length = effect.length_bytes;
+  work->payload = take_payload(0, effect.length_bytes);
+  work->payload->crc_count = net::piece_count(0, effect.length_bytes);
+  work->payload->has_crcs = true;
+  work->checksums = work->payload->crcs.data();
+  work->waiter.ready = on_load_buffer;
+  work->waiter.owner = work;
+  const uint32_t bytes = std::max(effect.length_bytes, 1u);
+  uint8_t* buffer = buffers_->allocate_or_wait(BufferUse::kUpdate, bytes, &work->waiter);
+  if (buffer != nullptr) on_load_buffer(&work->waiter, buffer);
+}
+
+void Shard::on_load_buffer(BufferWaiter* waiter, uint8_t* buffer) {
+  LoadWork* work = static_cast<LoadWork*>(waiter->owner);
+  Shard* self = work->shard;
+  self->set_buffer(work->payload, buffer);
+  work->memory = buffer;
+  work->region = self->buffers_->region_of(buffer);
+  self->store_->read(work);
+}
+
+void Shard::on_loaded(engine::StoreOp* op) {
+  LoadWork* work = static_cast<LoadWork*>(op);
+  Shard* self = work->shard;
+  Outcome outcome = outcome_of(op->error);
+  // Length and checksums are the store's; the bytes are checked before they are passed on.
+  if (outcome == Outcome::ok &&
+      (work->read_length != work->payload->length || !self->check_payload(work->payload))) {
+    outcome = Outcome::corrupt;
+  }
+  craq::BufferRef buffer = work->payload->ref();
+  if (outcome != Outcome::ok) {
+    self->release(work->payload);
+    buffer = craq::kNoBuffer;
+  }
+  self->complete(*work->owner_target, work->op_id, outcome, buffer);
+  self->loads_.give(work);
+}
+
+// --- news -----------------------------------------------------------------------------------------
+
+void Shard::run(Target& target, const craq::ProposalPersisted&) {
+  target.persisted_here = true;
+}
+
+void Shard::run(Target& target, const craq::StateChanged& effect) {
+  log(LogLevel::kInfo, "target %llu, chain %u, version %u.%u: %s",
+      static_cast<unsigned long long>(target.id.value), target.chain.value, effect.chain_version.term,
+      effect.chain_version.counter, reason_text(effect.reason));
+}
+
+// Access times come with eviction; nothing keeps them yet.
+void Shard::run(Target&, const craq::Touch&) {}
+
+}  // namespace ffs::server

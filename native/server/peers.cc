@@ -1,0 +1,224 @@
+#include "server/peers.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "server/log.h"
+
+namespace ffs::server {
+
+namespace {
+constexpr uint64_t kRedialMs = 100;
+}
+
+Peers::Peers(io::Io& io, Identity identity, Events events)
+    : io_(io), identity_(std::move(identity)), events_(events) {}
+
+Peers::~Peers() {
+  FFS_CHECK(open_lanes_ == 0);
+}
+
+std::string Peers::place_key(const Route& route) {
+  return route.host + ":" + std::to_string(route.port) + " " + route.socket_path + " " + route.host_id;
+}
+
+void Peers::set_routes(const std::vector<Route>& routes, uint64_t now_ms) {
+  now_ms_ = now_ms;
+  for (auto& [key, peer] : peers_) peer->wanted = false, peer->targets.clear();
+  by_target_.clear();
+  for (const Route& route : routes) {
+    auto& peer = peers_[place_key(route)];
+    if (peer == nullptr) {
+      peer = std::make_unique<Peer>();
+      peer->place = route;
+      for (size_t i = 0; i < 2; i++) {
+        peer->lanes[i].owner = this;
+        peer->lanes[i].peer = peer.get();
+        peer->lanes[i].kind = static_cast<LaneKind>(i);
+      }
+    }
+    peer->wanted = true;
+    peer->targets.push_back(route.target);
+    by_target_[route.target.value] = peer.get();
+  }
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    if (it->second->wanted) {
+      ++it;
+      continue;
+    }
+    for (Lane& lane : it->second->lanes) close_lane(lane, "the routing names it no more");
+    leaving_.push_back(std::move(it->second));
+    it = peers_.erase(it);
+  }
+  tick(now_ms);
+}
+
+net::SendQueue* Peers::lane(TargetId target, LaneKind kind) {
+  auto found = by_target_.find(target.value);
+  if (found == by_target_.end()) return nullptr;
+  Lane& lane = found->second->lanes[static_cast<size_t>(kind)];
+  if (lane.state != Lane::State::kUp) return nullptr;
+  list(lane);
+  return &lane.connection.queue;
+}
+
+void Peers::list(Lane& lane) {
+  if (lane.listed) return;
+  lane.listed = true;
+  to_flush_.push_back(&lane);
+}
+
+void Peers::flush() {
+  for (size_t i = 0; i < to_flush_.size(); i++) {
+    Lane& lane = *to_flush_[i];
+    lane.listed = false;
+    flush_lane(lane);
+  }
+  to_flush_.clear();
+}
+
+void Peers::flush_lane(Lane& lane) {
+  if (lane.state != Lane::State::kHello && lane.state != Lane::State::kUp) return;
+  auto sent = lane.connection.flush(&released_);
+  for (uint64_t token : released_) events_.released(events_.owner, token);
+  released_.clear();
+  if (!sent.ok()) close_lane(lane, sent.error().what);
+}
+
+void Peers::tick(uint64_t now_ms) {
+  now_ms_ = now_ms;
+  forget_unwanted();
+  if (closed_) return;
+  for (auto& [key, peer] : peers_) {
+    for (Lane& lane : peer->lanes) {
+      if (lane.state == Lane::State::kIdle && now_ms >= lane.retry_at_ms) dial(lane, now_ms);
+    }
+  }
+}
+
+void Peers::forget_unwanted() {
+  std::erase_if(leaving_, [](const std::unique_ptr<Peer>& peer) {
+    return std::all_of(peer->lanes.begin(), peer->lanes.end(),
+                       [](const Lane& lane) { return lane.state == Lane::State::kIdle && !lane.listed; });
+  });
+}
+
+void Peers::dial(Lane& lane, uint64_t now_ms) {
+  const Route& place = lane.peer->place;
+  const bool same_host = !place.socket_path.empty() && place.host_id == identity_.host_id;
+  // The Unix socket first; every second attempt over TCP, should its path be of another place.
+  const bool local = same_host && lane.attempts % 2 == 0;
+  lane.attempts++;
+  lane.retry_at_ms = now_ms + kRedialMs;
+  auto socket = local ? net::connect_local(place.socket_path.c_str())
+                      : net::connect_tcp(place.host.c_str(), place.port, identity_.congestion.c_str());
+  if (!socket.ok()) {
+    log(LogLevel::kDebug, "peer %s: %s", place_key(place).c_str(), std::strerror(socket.error().code));
+    return;
+  }
+  lane.connection =
+      net::Connection(std::move(*socket), local ? net::Transport::kLocal : net::Transport::kTcp);
+  lane.state = Lane::State::kConnecting;
+  lane.poll = io::Poll{};
+  lane.poll.ready = ready;
+  lane.poll.owner = &lane;
+  open_lanes_++;
+  io_.poll_add(&lane.poll, lane.connection.socket.get(), POLLIN | POLLOUT | POLLRDHUP);
+}
+
+void Peers::ready(io::Poll* poll) {
+  Lane& lane = *static_cast<Lane*>(poll->owner);
+  Peers* self = lane.owner;
+  if (poll->removed) {
+    if (poll->error != 0 && lane.state != Lane::State::kClosing) self->close_lane(lane, "polling failed");
+    lane.connection = net::Connection();
+    lane.state = Lane::State::kIdle;
+    self->open_lanes_--;
+    return;
+  }
+  const uint32_t events = std::exchange(poll->events, 0u);
+  if (lane.state != Lane::State::kClosing) self->progress(lane, events);
+}
+
+void Peers::progress(Lane& lane, uint32_t events) {
+  if (lane.state == Lane::State::kConnecting && (events & (POLLOUT | POLLERR | POLLHUP)) != 0) {
+    auto connected = net::connect_result(lane.connection.socket);
+    if (!connected.ok()) return close_lane(lane, std::strerror(connected.error().code));
+    wire::Hello hello{};
+    std::memcpy(hello.cluster, identity_.cluster.data(), sizeof hello.cluster);
+    hello.node = identity_.node.value;
+    hello.incarnation = identity_.incarnation;
+    hello.role = static_cast<uint8_t>(wire::Role::kServer);
+    hello.version_min = hello.version_max = wire::kProtocolVersion;
+    lane.connection.queue.push(wire::Type::kHello, 0, hello);
+    lane.state = Lane::State::kHello;
+  }
+  if (lane.state == Lane::State::kConnecting) return;
+  if ((events & (POLLIN | POLLHUP | POLLERR | POLLRDHUP)) != 0 && !read_lane(lane)) return;
+  list(lane);
+}
+
+// The other side answers hello and says nothing more. False: the lane was closed.
+bool Peers::read_lane(Lane& lane) {
+  while (true) {
+    net::Frame frame;
+    auto next = lane.connection.reader.next(&frame);
+    if (next == net::FrameReader::Next::kNeedMore) {
+      auto got = lane.connection.receive();
+      if (got.ok()) continue;
+      if (got.error().code == EAGAIN) return true;
+      close_lane(lane, got.error().what);
+      return false;
+    }
+    if (next != net::FrameReader::Next::kFrame || frame.type != wire::Type::kHelloReply) {
+      close_lane(lane, "it sent what isn't a hello reply");
+      return false;
+    }
+    const auto reply = frame.as<wire::HelloReply>();
+    if (reply.status != 0) {
+      log(LogLevel::kWarning, "peer %s refuses us: %s", place_key(lane.peer->place).c_str(),
+          std::strerror(static_cast<int>(reply.status)));
+      close_lane(lane, "it refused hello");
+      return false;
+    }
+    lane.state = Lane::State::kUp;
+    lane.attempts = 0;
+    Peer* peer = lane.peer;
+    if (peer->lanes[0].state == Lane::State::kUp && peer->lanes[1].state == Lane::State::kUp) {
+      log(LogLevel::kInfo, "connected to the peer at %s", place_key(peer->place).c_str());
+      for (TargetId target : peer->targets) events_.connected(events_.owner, target);
+    }
+  }
+}
+
+void Peers::close_lane(Lane& lane, const char* why) {
+  if (lane.state == Lane::State::kIdle || lane.state == Lane::State::kClosing) return;
+  log(LogLevel::kDebug, "peer %s: lane ends: %s", place_key(lane.peer->place).c_str(),
+      why != nullptr ? why : "");
+  lane.state = Lane::State::kClosing;
+  lane.connection.queue.clear(&released_);
+  for (uint64_t token : released_) events_.released(events_.owner, token);
+  released_.clear();
+  lane.retry_at_ms = now_ms_ + kRedialMs;
+  if (!lane.poll.removed) io_.poll_remove(&lane.poll);
+}
+
+void Peers::close() {
+  closed_ = true;
+  for (auto& [key, peer] : peers_) {
+    for (Lane& lane : peer->lanes) close_lane(lane, "the shard stops");
+  }
+}
+
+uint64_t Peers::lanes_up() const {
+  uint64_t count = 0;
+  for (const auto& [key, peer] : peers_) {
+    for (const Lane& lane : peer->lanes) count += lane.state == Lane::State::kUp ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace ffs::server

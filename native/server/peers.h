@@ -1,0 +1,107 @@
+// This shard's connections to the shards of its chains' other members. Two lanes each: `down`
+// carries updates and what must follow them in order, `up` carries what never waits for a buffer
+// on the other side. A lane that is down drops what it is given: the replicas send again when it is
+// back (craq/replica.h, on_peer_connected). One shard thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/ids.h"
+#include "ffs/wire.h"
+#include "io/io.h"
+#include "net/socket.h"
+
+namespace ffs::server {
+
+// Where a target is reached.
+struct Route {
+  TargetId target;
+  NodeId node;
+  std::string host;
+  std::string host_id;
+  std::string socket_path;
+  uint16_t port = 0;
+  bool operator==(const Route&) const = default;
+};
+
+enum class LaneKind : uint8_t { kDown = 0, kUp = 1 };
+
+class Peers {
+ public:
+  struct Identity {
+    std::array<uint8_t, 16> cluster{};
+    NodeId node;
+    uint64_t incarnation = 0;
+    std::string host_id;
+    std::string congestion;
+  };
+  // `connected` runs when both lanes to the target's shard are up; `released` gets the tokens of
+  // payloads that were sent or dropped.
+  struct Events {
+    void* owner = nullptr;
+    void (*connected)(void* owner, TargetId target) = nullptr;
+    void (*released)(void* owner, uint64_t token) = nullptr;
+  };
+  Peers(io::Io& io, Identity identity, Events events);
+  ~Peers();  // after close() and drained()
+
+  // The members that this shard talks to, with their places. Lanes to places that are no longer
+  // named end; new ones are dialled.
+  void set_routes(const std::vector<Route>& routes, uint64_t now_ms);
+  // The queue of a lane that is up, or null.
+  net::SendQueue* lane(TargetId target, LaneKind kind);
+  void flush();                // sends what was queued since the last time
+  void tick(uint64_t now_ms);  // dials again
+  void close();                // no more lanes; drained() says when all is over
+  bool drained() const { return open_lanes_ == 0; }
+  uint64_t lanes_up() const;
+
+ private:
+  struct Peer;
+  struct Lane {
+    enum class State { kIdle, kConnecting, kHello, kUp, kClosing };
+    Peers* owner = nullptr;
+    Peer* peer = nullptr;
+    LaneKind kind{};
+    State state = State::kIdle;
+    net::Connection connection;
+    io::Poll poll;
+    uint64_t retry_at_ms = 0;
+    uint32_t attempts = 0;
+    bool listed = false;
+  };
+  struct Peer {
+    Route place;  // of its first target
+    std::vector<TargetId> targets;
+    std::array<Lane, 2> lanes;
+    bool wanted = true;
+  };
+  static std::string place_key(const Route& route);
+  static void ready(io::Poll* poll);
+  void dial(Lane& lane, uint64_t now_ms);
+  void progress(Lane& lane, uint32_t events);
+  bool read_lane(Lane& lane);
+  void flush_lane(Lane& lane);
+  void close_lane(Lane& lane, const char* why);
+  void list(Lane& lane);
+  void forget_unwanted();
+
+  io::Io& io_;
+  Identity identity_;
+  Events events_;
+  std::unordered_map<std::string, std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<Peer>> leaving_;
+  std::unordered_map<uint64_t, Peer*> by_target_;
+  std::vector<Lane*> to_flush_;
+  std::vector<uint64_t> released_;
+  uint64_t now_ms_ = 0;
+  uint32_t open_lanes_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace ffs::server

@@ -1,0 +1,181 @@
+// The records of a shard: connections, requests, payloads. Plain structs; shard.h works on them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "base/ids.h"
+#include "craq/replica.h"
+#include "engine/chunk_store.h"
+#include "ffs/wire.h"
+#include "io/io.h"
+#include "net/socket.h"
+#include "server/buffers.h"
+#include "server/regions.h"
+#include "server/store_view.h"
+
+namespace ffs::server {
+
+class Shard;
+struct Target;
+struct Session;
+
+// The bytes of an update on their way, with the writer's checksums; craq's BufferRef. Counted:
+// the replica's reference, one for each send under way, one for each stage under way.
+struct Payload {
+  Payload* next_free = nullptr;
+  uint32_t slot = 0;
+  uint32_t references = 0;
+  uint8_t* buffer = nullptr;  // of the pool; null until the bytes are (to be) here
+  uint32_t pad = 0;           // data begins so far into the buffer: chunk offset modulo 4096
+  uint32_t chunk_offset = 0;
+  uint32_t length = 0;
+  bool has_crcs = false;  // the writer sent them; else they are computed here
+  uint32_t crc_count = 0;
+  std::array<uint32_t, kMaxGranules + 1> crcs;
+
+  // Where it comes from, when it is fetched (PayloadState::later).
+  ClientRegion* region = nullptr;
+  uint64_t address = 0;
+  Target* target = nullptr;  // the fetch's
+  craq::OpId fetch = 0;
+  uint32_t fetched = 0;  // bytes copied
+  BufferWaiter waiter;
+  Payload* next_fetch = nullptr;
+
+  uint8_t* data() const { return buffer + pad; }
+  craq::BufferRef ref() { return craq::BufferRef{reinterpret_cast<uint64_t>(this)}; }
+  static Payload* of(craq::BufferRef ref) { return reinterpret_cast<Payload*>(ref.value); }
+};
+
+// Bytes of a read that the device couldn't deliver in place.
+struct Patch {
+  uint32_t at = 0;
+  uint32_t length = 0;
+  uint32_t capacity = 0;
+  uint8_t* buffer = nullptr;
+};
+
+// A client's request between its frame and its reply.
+struct Request : engine::Sink {
+  Request* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  Session* session = nullptr;
+  Target* target = nullptr;
+  uint64_t request_id = 0;
+  wire::Type type{};
+  uint32_t open_answers = 0;   // replies of the replica that are still to come
+  uint64_t deadline_ms = 0;    // on the shard's clock; 0: none
+  uint32_t denied_detail = 0;  // why authority was denied
+
+  // kRead
+  uint32_t read_flags = 0;
+  uint8_t checksum_kind = 0;
+  wire::BulkRef bulk{};
+  ClientRegion* region = nullptr;  // in use; null: the reply is inline
+  uint8_t* buffer = nullptr;       // an inline reply's
+  engine::ReadOp read;
+  craq::OpId read_op = 0;
+  bool read_done = false;
+  bool patch_failed = false;  // no buffer for a patch: read again, inline
+  std::vector<Patch> patches;
+  std::array<uint32_t, kMaxGranules + 2> sums;
+  BufferWaiter waiter;
+
+  // kUpdate
+  wire::UpdateKind update_kind{};
+  uint32_t length = 0;
+
+  // kExists
+  std::vector<wire::ExistsEntry> entries;
+  uint32_t failed_status = 0;
+  uint32_t failed_detail = 0;
+  ChainVersion chain_version;
+  // kLastChunk
+  uint64_t space = 0;
+
+  int put(uint32_t at, const uint8_t* bytes, uint32_t size) override;
+};
+
+// A connection that somebody opened to this shard: a client, or another server of a chain.
+struct Session {
+  Session* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  net::Connection connection;
+  io::Poll in;
+  io::Poll out;
+  bool out_armed = false;  // from the first time that the socket was full
+  bool used = false;
+  bool open = false;
+  bool hung_up = false;  // the peer's end was reported
+  bool hello = false;
+  bool from_server = false;
+  bool readable = false;
+  bool listed_to_read = false;
+  bool listed_to_flush = false;
+  bool waits_for_op = false;  // no request record was free
+  bool send_full = false;     // too much waits to be sent
+  ClientId client;
+  uint32_t requests = 0;      // records that point here
+  uint32_t polls = 0;         // not yet removed
+  uint32_t region_waits = 0;  // unregistered regions whose end is to be answered
+  std::unordered_map<uint32_t, wire::Capability> capabilities;
+  std::unordered_map<uint64_t, ClientRegion*> regions;
+
+  // An update whose payload is being received.
+  struct Incoming {
+    bool active = false;
+    uint64_t request_id = 0;
+    wire::Type type{};
+    wire::Update update{};  // kUpdate, and the update inside a kForward
+    wire::Forward forward{};
+    Payload* payload = nullptr;
+  } incoming;
+  BufferWaiter waiter;  // for the payload's buffer
+};
+
+// An operation of the store under way for a replica. One struct a kind; kept in slabs.
+struct StageWork : engine::StageOp {
+  StageWork* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  Target* target = nullptr;
+  craq::OpId op_id = 0;
+  Payload* payload = nullptr;  // a reference
+};
+
+struct SmallWork : engine::StoreOp {
+  SmallWork* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  Target* target = nullptr;
+  craq::OpId op_id = 0;
+};
+
+struct LoadWork : engine::ReadOp {
+  LoadWork* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  Target* owner_target = nullptr;
+  craq::OpId op_id = 0;
+  Payload* payload = nullptr;  // what the replica will own
+  BufferWaiter waiter;
+};
+
+// A target of this shard's device that a chain names.
+struct Target {
+  TargetId id;
+  ChainId chain;
+  Shard* shard = nullptr;
+  std::unique_ptr<EngineView> view;
+  std::unique_ptr<craq::Replica> replica;
+  craq::ChainConfig recorded;             // the last one handed over; version zero: none
+  BufferUse peer_use = BufferUse::kTail;  // for updates from its predecessor
+  bool persisted_here = false;            // a chain version, by this incarnation
+};
+
+}  // namespace ffs::server

@@ -1,0 +1,413 @@
+#include "server/shard.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "server/log.h"
+#include "server/store_view.h"
+
+namespace ffs::server {
+
+namespace {
+
+constexpr uint64_t kTickUs = 20000;
+constexpr uint64_t kLongStepUs = 1000;
+constexpr uint64_t kShutDownUs = 10u * 1000000;
+
+// The clock of deadlines and resends: it goes on while the machine sleeps (docs/craq.md, Time).
+uint64_t clock_us() {
+  timespec now;
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000000 + static_cast<uint64_t>(now.tv_nsec) / 1000;
+}
+
+}  // namespace
+
+// --- life ---------------------------------------------------------------------------------------
+
+std::unique_ptr<Shard> Shard::open(const ShardConfig& config, Failure* failure) {
+  std::unique_ptr<Shard> shard(new Shard(config));
+  shard->thread_ = std::thread([raw = shard.get()] { raw->main(); });
+  {
+    std::unique_lock lock(shard->mutex_);
+    shard->changed_.wait(lock, [&] { return shard->opened_ || shard->failure_.code != 0; });
+    if (shard->failure_.code == 0) return shard;
+    *failure = shard->failure_;
+  }
+  shard->thread_.join();
+  return nullptr;
+}
+
+Shard::~Shard() {
+  if (thread_.joinable()) (void)stop();
+}
+
+void Shard::main() {
+  char name[16];
+  std::snprintf(name, sizeof name, "ffs-shard-%u", config_.number);
+  ::pthread_setname_np(::pthread_self(), name);
+  now_us_ = clock_us();
+  now_ms_ = now_us_ / 1000;
+  const Status opened = open_all();
+  {
+    std::lock_guard lock(mutex_);
+    if (opened.ok()) {
+      opened_ = true;
+    } else {
+      failure_.code = opened.error().code;
+      if (failure_.line.empty()) failure_.line = opened.error().what != nullptr ? opened.error().what : "";
+    }
+    changed_.notify_all();
+  }
+  if (!opened.ok()) {
+    store_.reset();
+    buffers_.reset();
+    return;
+  }
+  while (!stopping_) pass();
+  shut_down();
+}
+
+Status Shard::open_all() {
+  FFS_TRY(host_id_, net::host_id());
+  io::Options options;
+  options.backend = config_.backend;
+  FFS_TRY(io_, io::Io::create(options));
+  if (!io_->fallback_reason().empty()) {
+    log(LogLevel::kWarning, "shard %u works without io_uring: %s", config_.number,
+        io_->fallback_reason().c_str());
+  }
+  engine::OpenOptions open_options;
+  std::memcpy(open_options.cluster.data(), config_.cluster.data(), open_options.cluster.size());
+  auto store = engine::ChunkStore::open(*io_, config_.device_path, open_options);
+  if (!store.ok()) {
+    failure_.line = engine::ChunkStore::last_open_message();
+    return store.error();
+  }
+  store_ = std::move(*store);
+  target_ids_ = store_->identity().targets;
+  FFS_TRY(buffers_, Buffers::create(*io_, config_.pool_bytes));
+  regions_ =
+      std::make_unique<Regions>(*io_, config_.region_limit_bytes, this, on_region_settled, on_region_gone);
+  Peers::Identity identity;
+  identity.cluster = config_.cluster;
+  identity.node = config_.node;
+  identity.incarnation = config_.incarnation;
+  identity.host_id = host_id_;
+  identity.congestion = config_.tcp_congestion;
+  peers_ = std::make_unique<Peers>(*io_, identity, Peers::Events{this, on_peer_connected, on_peer_released});
+
+  auto tcp = net::listen_tcp(config_.bind_host.c_str(), config_.port, config_.tcp_congestion.c_str());
+  if (!tcp.ok()) {
+    failure_.line = std::string(tcp.error().what) + " on " + config_.bind_host + ":" +
+                    std::to_string(config_.port) + ": " + std::strerror(tcp.error().code);
+    return tcp.error();
+  }
+  tcp_listener_ = std::move(*tcp);
+  FFS_TRY(port_, net::bound_port(tcp_listener_));
+  if (!config_.socket_dir.empty()) {
+    socket_path_ = config_.socket_dir + "/shard-" + std::to_string(config_.node.value) + "-" +
+                   std::to_string(config_.number) + ".sock";
+    auto local = net::listen_local(socket_path_.c_str());
+    if (!local.ok()) {
+      failure_.line =
+          std::string(local.error().what) + " " + socket_path_ + ": " + std::strerror(local.error().code);
+      return local.error();
+    }
+    local_listener_ = std::move(*local);
+  }
+  return ok_status();
+}
+
+// --- passes ---------------------------------------------------------------------------------------
+
+void Shard::io_pass() {
+  const bool busy = !to_read_.empty() || !completions_.empty() || fetch_ready_;
+  io_->run_once(busy ? 0 : static_cast<int64_t>(kTickUs));
+  now_us_ = clock_us();
+  now_ms_ = now_us_ / 1000;
+}
+
+void Shard::pass() {
+  io_pass();
+  run_completions();
+  buffers_->serve_waiters();
+  wake_waiting_sessions();
+  reading_.swap(to_read_);
+  for (Session* session : reading_) {
+    session->listed_to_read = false;
+    read_session(*session);
+    if (!session->open) end_session_if_unused(*session);
+  }
+  reading_.clear();
+  run_fetches();
+  run_completions();
+  if (now_us_ - last_tick_us_ >= kTickUs) tick();
+  flush_sessions();
+  peers_->flush();
+  measure(now_us_);
+}
+
+void Shard::measure(uint64_t started_us) {
+  const uint64_t took = clock_us() - started_us;
+  if (took > kLongStepUs) metrics_.long_steps++;
+  if (took > metrics_.longest_step_us) metrics_.longest_step_us = took;
+}
+
+void Shard::tick() {
+  last_tick_us_ = now_us_;
+  store_->tick(now_us_);
+  for (auto& [id, target] : targets_) {
+    event(*target, [&](craq::Replica& replica) { replica.on_tick(now_ms_, effects_); });
+  }
+  peers_->tick(now_ms_);
+  if (accept_again_) accept_all();
+}
+
+// --- control --------------------------------------------------------------------------------------
+
+struct Shard::Call {
+  io::Op op;
+  std::function<void()>* body = nullptr;
+};
+
+// Runs `body` on the shard's thread and waits for it. False: the shard has stopped.
+bool Shard::call(const std::function<void()>& body) {
+  std::lock_guard one_at_a_time(call_mutex_);
+  if (finished_) return false;
+  std::mutex mutex;
+  std::condition_variable done;
+  bool ran = false;
+  std::function<void()> wrapped = [&] {
+    body();
+    std::lock_guard lock(mutex);
+    ran = true;
+    done.notify_one();
+  };
+  Call request;
+  request.body = &wrapped;
+  request.op.result = 0;
+  request.op.done = [](io::Op* op) { (*reinterpret_cast<Call*>(op)->body)(); };
+  io_->post(&request.op);
+  std::unique_lock lock(mutex);
+  done.wait(lock, [&] { return ran; });
+  return true;
+}
+
+void Shard::start() {
+  (void)call([this] {
+    if (accepting_) return;
+    accepting_ = true;
+    tcp_poll_.ready = on_accept;
+    tcp_poll_.owner = this;
+    listeners_ = 1;
+    io_->poll_add(&tcp_poll_, tcp_listener_.get(), POLLIN);
+    if (local_listener_.valid()) {
+      local_poll_.ready = on_accept;
+      local_poll_.owner = this;
+      listeners_ = 2;
+      io_->poll_add(&local_poll_, local_listener_.get(), POLLIN);
+    }
+    accept_again_ = true;  // somebody may have knocked before the poll
+  });
+}
+
+void Shard::configure(const Routing& routing) {
+  (void)call([this, &routing] {
+    manager_ms_ = std::max(manager_ms_, routing.manager_ms);
+    routing_epoch_ = std::max(routing_epoch_, routing.epoch);
+    std::unordered_map<uint64_t, const Route*> places;
+    for (const Route& route : routing.targets) places[route.target.value] = &route;
+    std::unordered_map<uint64_t, Route> neighbours;
+    for (const ChainRoute& chain : routing.chains) {
+      for (uint32_t i = 0; i < chain.config.member_count; i++) {
+        const TargetId id = chain.config.members[i].target;
+        if (!store_->has_target(id)) continue;
+        for (uint32_t k = 0; k < chain.config.member_count; k++) {
+          auto place = places.find(chain.config.members[k].target.value);
+          if (k != i && place != places.end()) neighbours[place->first] = *place->second;
+        }
+      }
+    }
+    std::vector<Route> routes;
+    for (auto& [id, route] : neighbours) routes.push_back(route);
+    peers_->set_routes(routes, now_ms_);
+
+    for (const ChainRoute& chain : routing.chains) {
+      for (uint32_t i = 0; i < chain.config.member_count; i++) {
+        const TargetId id = chain.config.members[i].target;
+        if (!store_->has_target(id)) continue;
+        auto& target = targets_[id.value];
+        if (target != nullptr && target->chain != chain.chain) {
+          log(LogLevel::kError, "target %llu belongs to chain %u and is named in chain %u: ignored",
+              static_cast<unsigned long long>(id.value), target->chain.value, chain.chain.value);
+          continue;
+        }
+        if (target == nullptr) {
+          target = std::make_unique<Target>();
+          target->id = id;
+          target->chain = chain.chain;
+          target->shard = this;
+          target->view = std::make_unique<EngineView>(*store_, id, chain.chain);
+          target->replica = std::make_unique<craq::Replica>(id, chain.chain, *target->view, craq::Options{});
+        }
+        if (!chain.proposed) {
+          if (chain.config.version < target->recorded.version) continue;
+          target->recorded = chain.config;
+          target->peer_use = use_by_distance(chain.config.member_count - 1 - i);
+        }
+        event(*target, [&](craq::Replica& replica) {
+          if (chain.proposed) {
+            replica.on_proposed(chain.config, now_ms_, effects_);
+          } else {
+            replica.on_recorded(chain.config, now_ms_, effects_);
+          }
+        });
+      }
+    }
+  });
+}
+
+std::vector<TargetReport> Shard::report() {
+  std::vector<TargetReport> reports;
+  (void)call([this, &reports] {
+    const engine::Capacity capacity = store_->capacity();
+    const bool poisoned = store_->metrics().poisoned;
+    for (const TargetId id : target_ids_) {
+      TargetReport report;
+      report.target = id;
+      report.poisoned = poisoned;
+      report.usage = store_->usage(id);
+      report.capacity = capacity;
+      craq::ChainRecord persisted;
+      (void)decode_chain_record(store_->chain_state(id), &report.chain, &persisted);
+      report.reason = craq::Reason::no_configuration;
+      if (auto found = targets_.find(id.value); found != targets_.end()) {
+        const craq::ReplicaStatus status = found->second->replica->status();
+        report.chain = found->second->chain;
+        report.recorded = status.chain_version;
+        report.serving = status.serving;
+        report.reason = status.reason;
+        persisted = status.persisted;
+        report.persisted_here = found->second->persisted_here;
+      }
+      report.persisted = std::max(persisted.proposed, persisted.adopted);
+      reports.push_back(report);
+    }
+  });
+  return reports;
+}
+
+ShardMetrics Shard::metrics() {
+  ShardMetrics out;
+  (void)call([this, &out] {
+    out = metrics_;
+    const engine::StoreMetrics store = store_->metrics();
+    out.flushes = store.flushes;
+    out.journal_bytes = store.journal_bytes;
+    out.longest_step_us = std::max(out.longest_step_us, store.longest_step_us);
+    out.sessions = sessions_.used();
+    out.regions = regions_->count();
+    out.region_bytes = regions_->bytes();
+    out.pool_bytes = buffers_->total_bytes();
+    out.pool_used_bytes = out.pool_bytes - buffers_->free_bytes();
+    out.ops_waiting = buffers_->waiting() + waiting_for_op_.size() + store.waiting;
+  });
+  return out;
+}
+
+int Shard::fence(ClientId client) {
+  struct Fence : engine::StoreOp {
+    std::mutex mutex;
+    std::condition_variable done_changed;
+    bool over = false;
+  } fence;
+  fence.done = [](engine::StoreOp* op) {
+    auto* self = static_cast<Fence*>(op);
+    std::lock_guard lock(self->mutex);
+    self->over = true;
+    self->done_changed.notify_one();
+  };
+  if (!call([&] { store_->fence(client, &fence); })) return ESHUTDOWN;
+  std::unique_lock lock(fence.mutex);
+  fence.done_changed.wait(lock, [&] { return fence.over; });
+  return fence.error;
+}
+
+int Shard::stop() {
+  if (!thread_.joinable()) return 0;
+  (void)call([this] { stopping_ = true; });
+  {
+    std::lock_guard lock(call_mutex_);  // nobody is inside call(), and nobody comes any more
+    finished_ = true;
+  }
+  thread_.join();
+  return stop_result_;
+}
+
+// --- the end ----------------------------------------------------------------------------------------
+
+void Shard::shut_down() {
+  peers_->close();
+  for (io::Poll* poll : {&tcp_poll_, &local_poll_}) {
+    if (poll->ready != nullptr && !poll->removed) io_->poll_remove(poll);
+  }
+  for (uint32_t slot = 0; slot < sessions_.size(); slot++) {
+    Session* session = sessions_.at(slot);
+    if (session->open) close_session(*session, "the server stops");
+  }
+  auto store_busy = [this] {
+    return stages_.used() + smalls_.used() + loads_.used() > 0 || reads_under_way_ > 0 || !store_->idle();
+  };
+  auto busy = [&] { return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0; };
+  const uint64_t give_up_us = clock_us() + kShutDownUs;
+  while (busy() && now_us_ < give_up_us) pass();
+  if (busy()) {
+    // Memory that the kernel may still write can't be freed: it goes with the process.
+    log(LogLevel::kError, "shard %u: operations don't end; the device is left to recovery", config_.number);
+    stop_result_ = EBUSY;
+    (void)store_.release();
+    (void)buffers_.release();
+    (void)regions_.release();
+    (void)peers_.release();
+    (void)io_.release();
+    return;
+  }
+  // What waits for the rest of its chain has nobody to answer any more.
+  for (auto& [id, target] : targets_) target->replica.reset();
+  abandon_all();
+  while (!regions_->empty() && now_us_ < give_up_us) io_pass();
+  const Status closed = store_->close();
+  if (!closed.ok()) stop_result_ = closed.error().code;
+  store_.reset();
+  targets_.clear();
+  buffers_.reset();
+  if (regions_->empty())
+    regions_.reset();
+  else
+    (void)regions_.release();
+  peers_.reset();
+  io_.reset();
+  if (!socket_path_.empty()) ::unlink(socket_path_.c_str());
+}
+
+// After the replicas are gone: gives back what their requests and updates held.
+void Shard::abandon_all() {
+  for (uint32_t slot = 0; slot < requests_.size(); slot++) {
+    Request* request = requests_.at(slot);
+    if (request->session != nullptr) give_request(request);
+  }
+  for (uint32_t slot = 0; slot < payloads_.size(); slot++) {
+    Payload* payload = payloads_.at(slot);
+    if (payload->references == 0) continue;
+    payload->references = 1;
+    release(payload);
+  }
+  fetch_head_ = fetch_tail_ = nullptr;
+}
+
+}  // namespace ffs::server

@@ -1,0 +1,306 @@
+// One thread, one Io, one device's chunk store, one TCP port and one Unix socket, and the
+// replicas of the device's targets (docs/architecture.md, A shard). Everything private belongs to
+// that thread; the public functions may be called from any other thread and block shortly.
+//
+// A pass of the thread: run completions, take frames from readable connections, copy fetched
+// payloads, send all that was queued, submit all device operations at once. Decisions are the
+// replicas' (craq/replica.h): frames become events (dispatch.cc), effects become calls (effects.cc),
+// answers become frames (replies.cc).
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "craq/replica.h"
+#include "engine/chunk_store.h"
+#include "ffs/wire.h"
+#include "io/io.h"
+#include "server/buffers.h"
+#include "server/peers.h"
+#include "server/regions.h"
+#include "server/session.h"
+#include "server/slab.h"
+
+namespace ffs::server {
+
+struct ShardConfig {
+  uint32_t number = 0;
+  NodeId node;
+  uint64_t incarnation = 0;
+  std::array<uint8_t, 16> cluster{};
+  std::string device_path;
+  std::string bind_host;   // numeric
+  uint16_t port = 0;       // 0: any
+  std::string socket_dir;  // empty: no `local`
+  io::Backend backend = io::Backend::uring;
+  size_t pool_bytes = 256u << 20;
+  uint64_t region_limit_bytes = 8ull << 30;  // a client
+  uint32_t max_sessions = 1024;
+  uint32_t max_ops = 4096;
+  std::string tcp_congestion = "cubic";
+};
+
+struct ShardMetrics {
+  uint64_t reads = 0, read_bytes = 0, updates = 0, update_bytes = 0, forwards = 0, refusals = 0, errors = 0;
+  uint64_t flushes = 0, journal_bytes = 0, long_steps = 0, longest_step_us = 0;
+  uint64_t sessions = 0, regions = 0, region_bytes = 0, pool_bytes = 0, pool_used_bytes = 0, ops_waiting = 0;
+  uint64_t bytes_copied = 0, crc_failures = 0, frame_errors = 0;
+};
+
+struct TargetReport {
+  TargetId target;
+  ChainId chain;
+  bool has_chain = false;
+  ChainVersion recorded;   // acts in it
+  ChainVersion persisted;  // on the device: the newest proposed or adopted
+  bool persisted_here = false;
+  bool serving = false;
+  craq::Reason reason = craq::Reason::none;
+  bool poisoned = false;
+  engine::TargetUsage usage;
+  engine::Capacity capacity;
+};
+
+struct ChainRoute {
+  ChainId chain;
+  craq::ChainConfig config;
+  bool proposed = false;
+};
+
+struct Routing {
+  uint64_t epoch = 0;
+  uint64_t manager_ms = 0;
+  std::vector<ChainRoute> chains;
+  std::vector<Route> targets;
+};
+
+// A failure with a line for people.
+struct Failure {
+  int code = 0;
+  std::string line;
+};
+
+class Shard {
+ public:
+  // Starts the thread, which opens and recovers the device and binds port and socket. Blocks
+  // until that is done. Null: *failure says why.
+  static std::unique_ptr<Shard> open(const ShardConfig& config, Failure* failure);
+  ~Shard();  // stops if need be
+
+  uint32_t number() const { return config_.number; }
+  uint16_t port() const { return port_; }
+  const std::string& socket_path() const { return socket_path_; }
+  const std::vector<TargetId>& targets() const { return target_ids_; }
+
+  void start();  // accepts connections from now on
+  void configure(const Routing& routing);
+  std::vector<TargetReport> report();
+  ShardMetrics metrics();
+  int fence(ClientId client);  // 0 or a positive errno; durable on return
+  // Ends connections, lets operations finish, closes the store (a last snapshot). 0 or errno.
+  int stop();
+
+ private:
+  friend struct Request;
+  struct Call;
+  struct Completion {
+    Target* target;
+    craq::OpId op;
+    craq::Outcome outcome;
+    craq::BufferRef buffer;
+  };
+
+  explicit Shard(const ShardConfig& config) : config_(config) {}
+
+  // --- shard.cc: thread, passes, control
+  void main();
+  Status open_all();
+  void pass();
+  void tick();
+  void io_pass();
+  void shut_down();
+  void abandon_all();
+  bool call(const std::function<void()>& body);
+  void measure(uint64_t started_us);
+
+  // --- connections.cc
+  static void on_accept(io::Poll* poll);
+  void accept_all();
+  static void on_session(io::Poll* poll);
+  void read_session(Session& session);
+  void list_to_read(Session& session);
+  void list_to_flush(Session& session);
+  void flush_session(Session& session);
+  void flush_sessions();
+  void close_session(Session& session, const char* why);
+  void end_session_if_unused(Session& session);
+  void release_token(uint64_t token);
+  void wake_waiting_sessions();
+
+  // --- dispatch.cc: frames to events. False: the session waits for room; the frame comes again.
+  bool dispatch(Session& session, const net::Frame& frame);
+  void on_hello(Session& session, const net::Frame& frame);
+  void on_open_capability(Session& session, const net::Frame& frame);
+  void on_register_region(Session& session, const net::Frame& frame);
+  void on_unregister_region(Session& session, const net::Frame& frame);
+  bool on_read(Session& session, const net::Frame& frame);
+  bool on_exists(Session& session, const net::Frame& frame);
+  bool on_last_chunk(Session& session, const net::Frame& frame);
+  // --- updates.cc: frames with payloads
+  bool on_update(Session& session, const net::Frame& frame);
+  bool on_forward(Session& session, const net::Frame& frame);
+  void on_notice(Session& session, const net::Frame& frame);
+  void payload_complete(Session& session);
+  void answer_exists_if_complete(Request* request);
+  uint64_t token_of(const Request* request, uint32_t index = 0) const {
+    return (static_cast<uint64_t>(request->slot) + 1) << 16 | index;
+  }
+  void submit_update(Session& session, const wire::Update& update, uint64_t request_id, Payload* payload,
+                     craq::PayloadState state);
+  void submit_forward(const wire::Forward& forward, Payload* payload, craq::PayloadState state);
+  craq::Outcome authority(const Session& session, const wire::Context& context, uint64_t space,
+                          uint32_t rights, uint32_t* detail) const;
+  bool update_fault(const net::Frame& frame, const wire::Update& update) const;
+  Payload* payload_for(const net::Frame& frame, const wire::Update& update);
+  bool receive_payload(Session& session, BufferUse use);
+  void submit_space_update(Session& session, const wire::Update& update, Request* request, Target& target,
+                           craq::Outcome authority);
+  Target* find_target(const wire::Context& context);
+  Request* take_request(Session& session, const net::Frame& frame, Target* target);
+  void give_request(Request* request);
+  uint64_t deadline(uint32_t deadline_ms) const { return deadline_ms == 0 ? 0 : now_ms_ + deadline_ms; }
+
+  // --- effects.cc: effects to calls; completions to events
+  template <typename F>
+  void event(Target& target, F&& body) {
+    FFS_CHECK(!in_event_);
+    in_event_ = true;
+    effects_.clear();
+    body(*target.replica);
+    run_effects(target);
+    in_event_ = false;
+  }
+  void run_effects(Target& target);
+  void run(Target& target, const craq::SendUpdate& effect);
+  void run(Target& target, const craq::SendNotice& effect);
+  void run(Target& target, const craq::Reply& effect);
+  void run(Target& target, const craq::Fetch& effect);
+  void run(Target& target, const craq::Release& effect);
+  void run(Target& target, const craq::Stage& effect);
+  void run(Target& target, const craq::Commit& effect);
+  void run(Target& target, const craq::Refuse& effect);
+  void run(Target& target, const craq::Read& effect);
+  void run(Target& target, const craq::Load& effect);
+  void run(Target& target, const craq::SetSpaceEpoch& effect);
+  void run(Target& target, const craq::PersistChain& effect);
+  void run(Target& target, const craq::ProposalPersisted& effect);
+  void run(Target& target, const craq::StateChanged& effect);
+  void run(Target& target, const craq::Touch& effect);
+  void complete(Target& target, craq::OpId op, craq::Outcome outcome, craq::BufferRef buffer = {});
+  void run_completions();
+  static void on_stored(engine::StoreOp* op);
+  static void on_small_done(engine::StoreOp* op);
+  static void on_loaded(engine::StoreOp* op);
+  SmallWork* take_small(Target& target, craq::OpId op);
+
+  // --- transfer.cc: payloads and reads on their way
+  Payload* take_payload(uint32_t chunk_offset, uint32_t length);
+  void add_reference(Payload* payload) { payload->references++; }
+  void release(Payload* payload);
+  void set_buffer(Payload* payload, uint8_t* buffer);
+  bool check_payload(Payload* payload);  // checksums against bytes, or computes them
+  void start_fetch(Payload* payload);
+  static void on_fetch_buffer(BufferWaiter* waiter, uint8_t* buffer);
+  void run_fetches();
+  bool copy_some(Payload* payload, uint32_t* budget);
+  void end_fetch(Payload* payload, craq::Outcome outcome);
+  static void on_payload_buffer(BufferWaiter* waiter, uint8_t* buffer);
+  void start_read(Request* request);
+  void read_inline(Request* request);
+  static void on_read_buffer(BufferWaiter* waiter, uint8_t* buffer);
+  static void on_load_buffer(BufferWaiter* waiter, uint8_t* buffer);
+  static void on_read_done(engine::StoreOp* op);
+  void drop_read(Request* request);
+
+  // --- replies.cc: answers to frames
+  void reply_read(Request* request, const craq::Reply& reply);
+  void reply_update(Request* request, const craq::Reply& reply);
+  void reply_exists(Request* request, uint32_t index, const craq::Reply& reply);
+  uint64_t count_space(const Target& target, uint64_t space) const;
+  void reply_last_chunk(Request* request, const craq::Reply& reply);
+  void refuse(Session& session, const net::Frame& frame, int status, wire::Detail detail);
+  void send_update_refusal(Session& session, uint64_t request_id, int status, uint32_t detail);
+  void push_status(Session& session, wire::Type type, uint64_t request_id, int status, wire::Detail detail,
+                   uint64_t value = 0);
+
+  // --- regions
+  void answer_leaver(const ClientRegion::Waiter& leaver);
+  void unuse_region(Session& session, ClientRegion* region);
+  static void on_region_settled(void* owner, ClientRegion* region);
+  static void on_region_gone(void* owner, ClientRegion* region);
+  static void on_peer_connected(void* owner, TargetId target);
+  static void on_peer_released(void* owner, uint64_t token);
+
+  ShardConfig config_;
+  uint16_t port_ = 0;
+  std::string socket_path_;
+  std::vector<TargetId> target_ids_;
+  std::string host_id_;
+
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool opened_ = false;  // guarded by mutex_, like the next two
+  Failure failure_;
+  std::mutex call_mutex_;  // held by who is inside call()
+  bool finished_ = false;  // guarded by call_mutex_
+  int stop_result_ = 0;    // by the thread, read after it has ended
+  bool stopping_ = false;
+  bool accepting_ = false;
+
+  std::unique_ptr<io::Io> io_;
+  std::unique_ptr<engine::ChunkStore> store_;
+  std::unique_ptr<Buffers> buffers_;
+  std::unique_ptr<Regions> regions_;
+  std::unique_ptr<Peers> peers_;
+  Fd tcp_listener_, local_listener_;
+  io::Poll tcp_poll_, local_poll_;
+  uint32_t listeners_ = 0;        // polls of listeners not yet removed
+  uint32_t polls_ = 0;            // of sessions, not yet removed
+  uint32_t reads_under_way_ = 0;  // of requests, in the store
+  bool accept_again_ = false;
+
+  uint64_t now_ms_ = 0;
+  uint64_t now_us_ = 0;
+  uint64_t last_tick_us_ = 0;
+  uint64_t manager_ms_ = 0;
+  uint64_t routing_epoch_ = 0;
+  std::unordered_map<uint64_t, std::unique_ptr<Target>> targets_;
+
+  Slab<Session> sessions_;
+  Slab<Request> requests_;
+  Slab<Payload> payloads_;
+  Slab<StageWork> stages_;
+  Slab<SmallWork> smalls_;
+  Slab<LoadWork> loads_;
+  std::vector<Session*> to_read_, reading_, to_flush_;
+  std::vector<Session*> waiting_for_op_;
+  std::vector<uint64_t> released_;
+  craq::Effects effects_;
+  bool in_event_ = false;
+  std::vector<Completion> completions_, completing_;
+  Payload* fetch_head_ = nullptr;
+  Payload* fetch_tail_ = nullptr;
+  bool fetch_ready_ = false;      // the first in line has its buffer
+  std::vector<uint8_t> scratch_;  // variable parts
+  ShardMetrics metrics_;
+};
+
+}  // namespace ffs::server

@@ -1,0 +1,153 @@
+#include "server/store_view.h"
+
+#include "base/cursor.h"
+
+namespace ffs::server {
+
+namespace {
+constexpr uint8_t kRecordVersion = 1;
+}
+
+craq::Attributes to_craq(const engine::Attributes& from, uint32_t logical_length) {
+  craq::Attributes to;
+  to.tag = from.tag;
+  to.tag_bytes = from.tag_bytes;
+  to.codec = from.codec;
+  to.role = from.role;
+  to.checksum_kind = 1;
+  to.flags = from.flags;
+  to.logical_length_bytes = from.codec != 0 ? logical_length : 0;
+  to.expiry_ms = from.expiry_ms;
+  return to;
+}
+
+engine::Attributes to_engine(const craq::Attributes& from) {
+  engine::Attributes to;
+  to.tag = from.tag;
+  to.tag_bytes = from.tag_bytes;
+  to.codec = from.codec;
+  to.role = from.role;
+  to.flags = static_cast<uint8_t>(from.flags);
+  to.expiry_ms = from.expiry_ms;
+  return to;
+}
+
+std::array<uint8_t, kChainRecordBytes> encode_chain_record(ChainId chain, const craq::ChainRecord& record) {
+  std::array<uint8_t, kChainRecordBytes> bytes{};
+  Writer out(bytes);
+  out.u32(kRecordVersion);
+  out.u32(chain.value);
+  out.value(record.proposed);
+  out.value(record.adopted);
+  FFS_CHECK(out.ok() && out.left() == 0);
+  return bytes;
+}
+
+bool decode_chain_record(std::span<const uint8_t> bytes, ChainId* chain, craq::ChainRecord* record) {
+  Reader in(bytes);
+  const uint32_t version = in.u32();
+  *chain = ChainId(in.u32());
+  record->proposed = in.value<ChainVersion>();
+  record->adopted = in.value<ChainVersion>();
+  return in.ok() && version == kRecordVersion;
+}
+
+craq::ChunkFacts EngineView::committed(const ChunkKey& key) const {
+  engine::ChunkInfo info;
+  craq::ChunkFacts facts;
+  if (!store_.lookup(target_, key, &info) || info.version.none()) return facts;
+  facts.version = info.version;
+  facts.length_bytes = info.length;
+  facts.attributes = to_craq(info.attributes, info.length);
+  return facts;
+}
+
+void EngineView::each_pending(craq::PendingVisitor& visitor) const {
+  ChunkKey key{};
+  ChunkKey found;
+  while (store_.first_pending_at_or_after(target_, key, &found)) {
+    engine::PendingInfo info;
+    for (uint32_t i = 0; store_.pending_at(target_, found, i, &info); i++) {
+      craq::PendingFacts facts;
+      facts.key = found;
+      facts.chunk.version = info.version;
+      facts.chunk.length_bytes = info.length;
+      facts.chunk.attributes = to_craq(info.attributes, info.length);
+      facts.removal = info.kind == engine::UpdateKind::remove;
+      facts.identity = info.identity;
+      facts.space_epoch = info.space_epoch;
+      visitor.visit(facts);
+    }
+    key = found;
+    if (!key_successor(&key)) return;
+  }
+}
+
+std::optional<craq::RetryEntry> EngineView::retry(ClientId client, uint32_t channel) const {
+  engine::RetryEntry entry;
+  if (!store_.retry_lookup(target_, client, chain_, channel, &entry)) return std::nullopt;
+  craq::RetryEntry out;
+  out.sequence = entry.sequence;
+  out.key = entry.key;
+  out.version = entry.version;
+  out.state = static_cast<craq::RetryState>(entry.state);
+  out.outcome = static_cast<craq::Outcome>(entry.error);
+  return out;
+}
+
+bool EngineView::fenced(ClientId client) const {
+  return store_.fenced(client);
+}
+
+uint64_t EngineView::least_epoch(uint64_t space) const {
+  return store_.space_epoch(target_, space).least_epoch;
+}
+
+craq::ChainRecord EngineView::chain_record() const {
+  ChainId chain;
+  craq::ChainRecord record;
+  const auto bytes = store_.chain_state(target_);
+  if (bytes.empty()) return {};
+  // Another chain's record (a target that was moved) says nothing about this one.
+  if (!decode_chain_record(bytes, &chain, &record) || chain != chain_) return {};
+  return record;
+}
+
+craq::Outcome EngineView::admit(const ChunkKey&, craq::UpdateKind kind, uint32_t length_bytes) const {
+  if (kind == craq::UpdateKind::remove || kind == craq::UpdateKind::truncate) return craq::Outcome::ok;
+  const engine::Capacity capacity = store_.capacity();
+  return capacity.free_bytes >= length_bytes ? craq::Outcome::ok : craq::Outcome::no_space;
+}
+
+std::optional<ChunkKey> EngineView::first_committed(uint64_t space, const ChunkKey* after) const {
+  ChunkKey from = ChunkKey::of(space, {});
+  if (after != nullptr) {
+    from = *after;
+    if (!key_successor(&from)) return std::nullopt;
+  }
+  engine::ChunkInfo info;
+  if (!store_.first_at_or_after(target_, from, &info) || info.key.space() != space) return std::nullopt;
+  return info.key;
+}
+
+std::optional<ChunkKey> EngineView::last_committed(uint64_t space) const {
+  engine::ChunkInfo info;
+  if (!store_.last_of_space(target_, space, &info)) return std::nullopt;
+  return info.key;
+}
+
+bool key_successor(ChunkKey* key) {
+  for (size_t i = key->bytes.size(); i > 0; i--) {
+    if (++key->bytes[i - 1] != 0) return true;
+  }
+  return false;
+}
+
+bool key_predecessor(ChunkKey* key) {
+  for (size_t i = key->bytes.size(); i > 0; i--) {
+    if (key->bytes[i - 1]-- != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace ffs::server

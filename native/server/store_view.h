@@ -1,0 +1,44 @@
+// What a replica sees of its target in the chunk store (craq/store_view.h), and the two small
+// encodings between them: attributes, and the chain record. One shard thread.
+#pragma once
+
+#include "craq/store_view.h"
+#include "engine/chunk_store.h"
+
+namespace ffs::server {
+
+craq::Attributes to_craq(const engine::Attributes& from, uint32_t logical_length);
+engine::Attributes to_engine(const craq::Attributes& from);
+
+// A version byte and three zeros, the chain's id, then proposed and adopted (term, counter each).
+constexpr size_t kChainRecordBytes = 24;
+std::array<uint8_t, kChainRecordBytes> encode_chain_record(ChainId chain, const craq::ChainRecord& record);
+// False: not one of ours.
+bool decode_chain_record(std::span<const uint8_t> bytes, ChainId* chain, craq::ChainRecord* record);
+
+class EngineView final : public craq::StoreView {
+ public:
+  EngineView(const engine::ChunkStore& store, TargetId target, ChainId chain)
+      : store_(store), target_(target), chain_(chain) {}
+
+  craq::ChunkFacts committed(const ChunkKey& key) const override;
+  void each_pending(craq::PendingVisitor& visitor) const override;
+  std::optional<craq::RetryEntry> retry(ClientId client, uint32_t channel) const override;
+  bool fenced(ClientId client) const override;
+  uint64_t least_epoch(uint64_t space) const override;
+  craq::ChainRecord chain_record() const override;
+  craq::Outcome admit(const ChunkKey& key, craq::UpdateKind kind, uint32_t length_bytes) const override;
+  std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const override;
+  std::optional<ChunkKey> last_committed(uint64_t space) const override;
+
+ private:
+  const engine::ChunkStore& store_;
+  TargetId target_;
+  ChainId chain_;
+};
+
+// The next key in order; false above the last of all.
+bool key_successor(ChunkKey* key);
+bool key_predecessor(ChunkKey* key);
+
+}  // namespace ffs::server

@@ -1,0 +1,253 @@
+// Bytes on their way: payloads fetched from client memory, reads into client memory or the pool.
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "server/shard.h"
+#include "server/wire_craq.h"
+
+namespace ffs::server {
+
+using craq::Outcome;
+
+namespace {
+
+constexpr uint32_t kFetchBudgetBytes = 2u << 20;  // a pass: about 0.3 ms of copying
+constexpr uint32_t kBlock = io::kBlockBytes;
+
+uint32_t piece_length(uint32_t chunk_offset, uint32_t left) {
+  return std::min(left, kGranuleBytes - chunk_offset % kGranuleBytes);
+}
+
+}  // namespace
+
+// --- payloads -------------------------------------------------------------------------------------
+
+Payload* Shard::take_payload(uint32_t chunk_offset, uint32_t length) {
+  Payload* payload = payloads_.take();
+  payload->references = 1;
+  payload->buffer = nullptr;
+  payload->pad = chunk_offset % kBlock;
+  payload->chunk_offset = chunk_offset;
+  payload->length = length;
+  payload->has_crcs = false;
+  payload->crc_count = 0;
+  payload->region = nullptr;
+  payload->target = nullptr;
+  payload->fetch = 0;
+  payload->fetched = 0;
+  return payload;
+}
+
+void Shard::release(Payload* payload) {
+  FFS_CHECK(payload->references > 0);
+  if (--payload->references > 0) return;
+  FFS_CHECK(!payload->waiter.waiting);
+  if (payload->buffer != nullptr) buffers_->release(payload->buffer);
+  if (payload->region != nullptr) regions_->unuse(payload->region);
+  payload->buffer = nullptr;
+  payload->region = nullptr;
+  payloads_.give(payload);
+}
+
+// The tail of the last block is zeroed, so that the store can write whole blocks without a copy.
+void Shard::set_buffer(Payload* payload, uint8_t* buffer) {
+  payload->buffer = buffer;
+  const uint32_t end = payload->pad + payload->length;
+  std::memset(buffer + end, 0, (kBlock - end % kBlock) % kBlock);
+}
+
+bool Shard::check_payload(Payload* payload) {
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < payload->crc_count; i++) {
+    const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
+    const uint32_t crc = crc32c(payload->data() + at, length);
+    if (!payload->has_crcs) payload->crcs[i] = crc;
+    if (payload->crcs[i] != crc) {
+      metrics_.crc_failures++;
+      return false;
+    }
+    at += length;
+  }
+  return true;
+}
+
+// --- fetching from client memory ------------------------------------------------------------------
+
+void Shard::start_fetch(Payload* payload) {
+  FFS_CHECK(payload->region != nullptr && payload->buffer == nullptr);
+  add_reference(payload);
+  payload->waiter.ready = on_fetch_buffer;
+  payload->waiter.owner = payload;
+  uint8_t* buffer =
+      buffers_->allocate_or_wait(BufferUse::kUpdate, payload->pad + payload->length, &payload->waiter);
+  if (buffer != nullptr) on_fetch_buffer(&payload->waiter, buffer);
+}
+
+void Shard::on_fetch_buffer(BufferWaiter* waiter, uint8_t* buffer) {
+  Payload* payload = static_cast<Payload*>(waiter->owner);
+  Shard* self = payload->target->shard;
+  self->set_buffer(payload, buffer);
+  payload->next_fetch = nullptr;
+  (self->fetch_tail_ != nullptr ? self->fetch_tail_->next_fetch : self->fetch_head_) = payload;
+  self->fetch_tail_ = payload;
+}
+
+void Shard::run_fetches() {
+  uint32_t budget = kFetchBudgetBytes;
+  while (fetch_head_ != nullptr && budget > 0) {
+    Payload* payload = fetch_head_;
+    const bool good = copy_some(payload, &budget);
+    if (good && payload->fetched < payload->length) return;
+    fetch_head_ = payload->next_fetch;
+    if (fetch_head_ == nullptr) fetch_tail_ = nullptr;
+    end_fetch(payload, good ? Outcome::ok : Outcome::bad_checksum);
+  }
+}
+
+// Copies whole pieces with their checksums in the same pass. False: a piece doesn't match.
+bool Shard::copy_some(Payload* payload, uint32_t* budget) {
+  const uint8_t* from = payload->region->readable(payload->address);
+  uint32_t piece = net::piece_count(payload->chunk_offset, payload->fetched);
+  while (payload->fetched<payload->length&& * budget> 0) {
+    const uint32_t at = payload->fetched;
+    const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
+    uint32_t crc;
+    if (from != nullptr) {
+      crc = crc32c_copy(payload->data() + at, from + at, length);
+    } else {
+      const off_t offset = static_cast<off_t>(payload->region->offset + payload->address + at);
+      if (::pread(payload->region->fd.get(), payload->data() + at, length, offset) !=
+          static_cast<ssize_t>(length)) {
+        return false;
+      }
+      crc = crc32c(payload->data() + at, length);
+    }
+    if (!payload->has_crcs) payload->crcs[piece] = crc;
+    if (payload->crcs[piece] != crc) {
+      metrics_.crc_failures++;
+      return false;
+    }
+    metrics_.bytes_copied += length;
+    payload->fetched += length;
+    *budget -= std::min(*budget, length);
+    piece++;
+  }
+  return true;
+}
+
+void Shard::end_fetch(Payload* payload, Outcome outcome) {
+  regions_->unuse(payload->region);
+  payload->region = nullptr;
+  Target* target = payload->target;
+  const craq::OpId op = payload->fetch;
+  complete(*target, op, outcome);
+  release(payload);
+}
+
+// --- reads ----------------------------------------------------------------------------------------
+
+// Straight into the client's pages where they are registered, else into a pool buffer.
+void Shard::start_read(Request* request) {
+  request->read_done = false;
+  request->patch_failed = false;
+  engine::ReadOp& read = request->read;
+  if (request->region == nullptr || read.length == 0) return read_inline(request);
+  read.memory = request->region->mapping.data() + request->bulk.address;
+  read.region = request->region->registered;
+  read.sink = request;
+  reads_under_way_++;
+  store_->read(&read);
+}
+
+void Shard::read_inline(Request* request) {
+  engine::ReadOp& read = request->read;
+  read.sink = nullptr;
+  read.region = io::Region{};
+  read.memory = nullptr;
+  if (read.length == 0) {
+    static uint8_t nothing[1];
+    read.memory = nothing;
+    reads_under_way_++;
+    store_->read(&read);
+    return;
+  }
+  request->waiter.ready = on_read_buffer;
+  request->waiter.owner = request;
+  const uint32_t pad = read.offset % kBlock;
+  uint8_t* buffer = buffers_->allocate_or_wait(BufferUse::kRead, pad + read.length, &request->waiter);
+  if (buffer != nullptr) on_read_buffer(&request->waiter, buffer);
+}
+
+void Shard::on_read_buffer(BufferWaiter* waiter, uint8_t* buffer) {
+  Request* request = static_cast<Request*>(waiter->owner);
+  Shard* self = request->shard;
+  engine::ReadOp& read = request->read;
+  request->buffer = buffer;
+  read.memory = buffer + read.offset % kBlock;
+  read.region = self->buffers_->region_of(buffer);
+  self->reads_under_way_++;
+  self->store_->read(&read);
+}
+
+// What the device can't put in place travels in the reply instead.
+int Request::put(uint32_t at, const uint8_t* bytes, uint32_t size) {
+  if (size == 0) return 0;
+  Patch* last = patches.empty() ? nullptr : &patches.back();
+  if (last != nullptr && last->at + last->length == at && last->capacity - last->length >= size) {
+    std::memcpy(last->buffer + last->length, bytes, size);
+    last->length += size;
+  } else {
+    Patch patch;
+    patch.buffer = shard->buffers_->try_allocate(BufferUse::kRead, size);
+    if (patch.buffer == nullptr) {
+      patch_failed = true;
+      return ENOBUFS;
+    }
+    patch.at = at;
+    patch.length = size;
+    patch.capacity = static_cast<uint32_t>(io::BufferPool::rounded(size));
+    std::memcpy(patch.buffer, bytes, size);
+    patches.push_back(patch);
+  }
+  shard->metrics_.bytes_copied += size;
+  return 0;
+}
+
+void Shard::on_read_done(engine::StoreOp* op) {
+  Request* request = static_cast<Request*>(op->owner);
+  Shard* self = request->shard;
+  self->reads_under_way_--;
+  if (op->error != 0 && request->patch_failed) {
+    // No memory for the patches just then: once more, by the way that can wait for it.
+    for (Patch& patch : request->patches) self->buffers_->release(patch.buffer);
+    request->patches.clear();
+    request->patch_failed = false;
+    self->unuse_region(*request->session, request->region);
+    request->region = nullptr;
+    self->read_inline(request);
+    return;
+  }
+  request->read_done = op->error == 0;
+  Outcome outcome = Outcome::ok;
+  if (op->error == EBADMSG)
+    outcome = Outcome::corrupt;
+  else if (op->error != 0)
+    outcome = Outcome::io_error;
+  self->complete(*request->target, request->read_op, outcome);
+}
+
+// Gives back what a request holds for its read.
+void Shard::drop_read(Request* request) {
+  buffers_->cancel(&request->waiter);
+  if (request->buffer != nullptr) buffers_->release(request->buffer);
+  request->buffer = nullptr;
+  for (Patch& patch : request->patches) buffers_->release(patch.buffer);
+  request->patches.clear();
+  if (request->region != nullptr) unuse_region(*request->session, request->region);
+  request->region = nullptr;
+  request->read_done = false;
+  request->read_op = 0;
+}
+
+}  // namespace ffs::server

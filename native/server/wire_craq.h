@@ -1,0 +1,43 @@
+// Between the words of the wire (ffs/wire.h) and those of the replica (craq/messages.h).
+#pragma once
+
+#include <cstring>
+
+#include "craq/replica.h"
+#include "ffs/wire.h"
+
+namespace ffs::server {
+
+inline ChunkKey key_of(const uint8_t (&bytes)[24]) {
+  ChunkKey key;
+  std::memcpy(key.bytes.data(), bytes, sizeof bytes);
+  return key;
+}
+
+inline wire::WireVersion to_wire(const Version& version) {
+  return {version.chain.term, version.chain.counter, version.update};
+}
+inline wire::WireVersion to_wire(const ChainVersion& version) {
+  return {version.term, version.counter, 0};
+}
+inline Version from_wire(const wire::WireVersion& version) {
+  return {{version.term, version.counter}, version.update};
+}
+
+// What a client is told: errno and detail. `reading`: the answer to a read or lookup.
+struct Told {
+  int status;
+  wire::Detail detail;
+};
+Told told(craq::Outcome outcome, bool reading);
+
+craq::Attributes attributes_of(const wire::Update& update);
+wire::Forward forward_of(const craq::SendUpdate& send);
+// False: a kind or length that no member of ours would send.
+bool update_of(const wire::Forward& forward, craq::PeerHeader* header, craq::Update* update);
+wire::Notice notice_of(const craq::SendNotice& send);
+bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notice* out);
+// Whether a notice goes with the updates (it must follow them in order) or by the other lane.
+bool goes_down(craq::NoticeType type);
+
+}  // namespace ffs::server
