@@ -22,7 +22,10 @@ from metadata.cluster.lease import Lease
 from metadata.cluster.manager import Manager
 from metadata.cluster.routing import RoutingCache
 from metadata.config import MetaConfig, parse_config
-from metadata.fs.namespace import Collector, Namespace, SessionSweeper
+from metadata.fs.collector import Collector
+from metadata.fs.core import Core
+from metadata.fs.namespace import Namespace
+from metadata.fs.sessions import SessionSweeper
 from metadata.kv import Store, open_store
 
 log = logging.getLogger("ffs.meta")
@@ -41,12 +44,12 @@ class MetaService:
 
     def handle_now(self, peer: Peer, request: Message) -> Message | None:
         if type(request) in self._of_namespace:
-            return self._namespace_now(request)  # type: ignore[arg-type]
+            return self._namespace_now(request)
         return self._manager.handle_now(peer, request)
 
     async def handle(self, peer: Peer, request: Message) -> Message:
         if type(request) in self._of_namespace:
-            return await self._namespace.handle(request)  # type: ignore[arg-type]
+            return await self._namespace.handle(request)
         return await self._manager.handle(peer, request)
 
     def cancellable(self, request: Message) -> bool:
@@ -71,9 +74,8 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
     await routing.refresh()
     manager = Manager(store, lease, clock, routing, cluster=cluster)
     control = StorageControl(routing, cluster=cluster, secret=secret, name=PROGRAM)
-    namespace = Namespace(store, routing, control, cluster_id=cluster)
-    await namespace.start()
-    service = MetaService(namespace, manager)
+    core = Core(store, routing, control, cluster_id=cluster)
+    service = MetaService(Namespace(core), manager)
     async with Server(service, config.listen, cluster=cluster, secret=secret, name=PROGRAM) as server:
         lease.address = config.advertise or format_address(server.address)
         async with asyncio.TaskGroup() as group:
@@ -81,8 +83,8 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
                 group.create_task(lease.run()),
                 group.create_task(routing.poll()),
                 group.create_task(manager.run()),
-                group.create_task(_while_primary(lease, Collector(namespace).run)),
-                group.create_task(_while_primary(lease, SessionSweeper(namespace).run)),
+                group.create_task(_while_primary(lease, Collector(core).run)),
+                group.create_task(_while_primary(lease, SessionSweeper(core).run)),
             ]
             announce_ready(PROGRAM, lease.address, config.ready_file, {"cluster": cluster.hex()})
             await stop.wait()

@@ -30,6 +30,12 @@ class TargetState(IntEnum):
     LAST_SERVING = 4
 
 
+def collector_client(node: int, incarnation: int) -> int:
+    """The client session id under which a storage process collects chunks (storage_server.collector):
+    above all ids of real sessions, one for each incarnation, so that the manager can fence the last."""
+    return 1 << 63 | (node & 0x7FFF_FFFF) << 32 | (incarnation & 0xFFFF_FFFF)
+
+
 # --- records, also parts of messages ----------------------------------------------------------
 
 

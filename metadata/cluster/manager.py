@@ -33,8 +33,10 @@ from ffs.proto.cluster import (
     RegisterNodeReply,
     TargetReport,
     TargetState,
+    collector_client,
 )
 from ffs.proto.common import Message, OkReply
+from ffs.proto.records import FencedClient
 from ffs.rpc.handshake import Peer
 from metadata.cluster import chain as chains
 from metadata.cluster.clock import ManagerClock
@@ -42,8 +44,8 @@ from metadata.cluster.lease import Lease
 from metadata.cluster.registry import Registry
 from metadata.cluster.routing import RoutingCache, View
 from metadata.cluster.status import status_reply
-from metadata.fs.schema import fence_key, id_in_key
-from metadata.kv.contract import Snapshot, Store
+from metadata.fs.sessions import fenced_clients, forget_fenced
+from metadata.kv.contract import Snapshot, Store, Transaction
 
 log = logging.getLogger("ffs.meta.manager")
 
@@ -354,13 +356,37 @@ class Manager:
     # ticks
 
     async def _load_fences(self) -> None:
-        async def body(snapshot: Snapshot) -> frozenset[int]:
-            pairs = await snapshot.range(fence_key(0), fence_key(0xFFFF_FFFF_FFFF_FFFF))
-            return frozenset(id_in_key(key) for key, _ in pairs)
+        """Sessions that are over. One is forgotten when every node has fenced it and the last of its
+        capabilities has expired."""
+        found = await self._store.read(_all_fenced)
+        view = self._routing.view
+        now_ms = self._clock.now_ms()
+        done = [
+            client
+            for client, fenced in found.items()
+            if fenced.capability_expiry_ms < now_ms and self._all_have_fenced(view, client)
+        ]
+        if done:
 
-        self._fences = await self._store.read(body)
+            async def forget(txn: Transaction) -> None:
+                await self._lease.guard(txn)
+                for client in done:
+                    forget_fenced(txn, client)
+
+            await self._store.run(forget)
+        # The collectors of processes that are gone are sessions that are over, too.
+        gone = {
+            collector_client(node.id, node.incarnation - 1)
+            for node in view.nodes.values()
+            if node.incarnation > 1
+        }
+        self._fences = frozenset(found.keys() - set(done)) | gone
         for state in self.nodes.values():
             state.fenced &= self._fences
+
+    def _all_have_fenced(self, view: View, client: int) -> bool:
+        states = [self.nodes.get(node) for node in view.nodes]
+        return all(state is not None and client in state.fenced for state in states)
 
     async def _judge_silence(self) -> None:
         now = self._now_s()
@@ -416,6 +442,13 @@ def _essence(report: TargetReport | None) -> object:
         report.persisted_here,
         report.poisoned,
     )
+
+
+async def _all_fenced(snapshot: Snapshot) -> dict[int, FencedClient]:
+    found: dict[int, FencedClient] = {}
+    while page := await fenced_clients(snapshot, max(found, default=0)):
+        found.update(page)
+    return found
 
 
 async def _survive(work: asyncio.Future[None] | object) -> None:

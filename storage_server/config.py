@@ -1,0 +1,131 @@
+"""Configuration of a storage process: one struct, from the command line. docs/operations.md, ffs-storage."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ffs.errors import InvalidArgument
+from ffs.proto.cluster import MAX_TARGETS_OF_DEVICE
+from ffs.rpc.address import Address, parse_address, parse_addresses
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    path: str
+    size_bytes: int  # of a file that is made; 0: the device as it is
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    metadata: tuple[Address, ...]
+    name: str  # of the node, for people; unique among live nodes
+    directory: str  # the node's uuid and lock
+    devices: tuple[DeviceChoice, ...]
+    listen: Address  # host of the data ports; port of the control server (0: any)
+    advertise_host: str  # numeric address that others reach the node by; "": the host it listens on
+    socket_dir: str  # Unix sockets for `local`; "": chosen
+    local: bool  # serve `local`
+    secret_file: str  # "": none, loopback only
+    format_if_new: bool  # also format devices that exist and are blank
+    targets_per_device: int  # 1 .. 64, at formatting
+    metrics: Address | None
+    io_backend: str  # auto, uring, pread
+    pool_bytes: int  # a device's buffers; 0: the native default
+    start_timeout_s: float  # how long to wait for the metadata service at start
+    ready_file: str
+    log_level: str
+
+
+def parse_size(text: str) -> int:
+    """Bytes: a number, or one with K, M, G or T (powers of 1024). InvalidArgument."""
+    upper = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = upper[-1:] if upper[-1:].isalpha() else ""
+    number = upper.removesuffix(unit) if unit else upper
+    if unit not in _UNITS or not (number.isascii() and number.isdigit()):
+        raise InvalidArgument(f"size {text!r}: give bytes, or a number with K, M, G or T")
+    return int(number) * _UNITS[unit]
+
+
+def parse_device(text: str, default_size: int) -> DeviceChoice:
+    """PATH or PATH:SIZE."""
+    path, colon, size = text.rpartition(":")
+    if colon and size[:1].isdigit() and "/" not in size:
+        return DeviceChoice(path, parse_size(size))
+    return DeviceChoice(text, default_size)
+
+
+def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
+    """From argv. Ends the process with a usage line for what argparse refuses; InvalidArgument."""
+    parser = _parser()
+    known = parser.parse_args(arguments)
+    default_size = parse_size(known.device_size) if known.device_size else 0
+    devices = tuple(parse_device(text, default_size) for text in known.device)
+    if len({device.path for device in devices}) != len(devices):
+        raise InvalidArgument("a device is named twice")
+    if not 1 <= known.targets_per_device <= MAX_TARGETS_OF_DEVICE:
+        raise InvalidArgument(f"--targets-per-device: give 1 to {MAX_TARGETS_OF_DEVICE}")
+    listen = known.listen if _has_port(known.listen) else f"{_bracketed(known.listen)}:0"
+    return StorageConfig(
+        metadata=parse_addresses(known.metadata),
+        name=known.name or socket.gethostname(),
+        directory=known.dir,
+        devices=devices,
+        listen=parse_address(listen, port_zero=True),
+        advertise_host=known.advertise_host,
+        socket_dir=known.socket_dir,
+        local=not known.no_local,
+        secret_file=known.cluster_secret_file,
+        format_if_new=known.format_if_new,
+        targets_per_device=known.targets_per_device,
+        metrics=parse_address(known.metrics, port_zero=True) if known.metrics else None,
+        io_backend=known.io_backend,
+        pool_bytes=parse_size(known.pool_size),
+        start_timeout_s=known.start_timeout_s,
+        ready_file=known.ready_file,
+        log_level=known.log_level,
+    )
+
+
+def _has_port(text: str) -> bool:
+    return text.count(":") == 1 or (text.startswith("[") and "]:" in text)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ffs-storage", description="A storage node of ffs.")
+    add = parser.add_argument
+    add("--metadata", "--meta", required=True, help="host:port[,host:port...] of the metadata service")
+    add("--name", default="", help="of this node (default: the host's name)")
+    add("--dir", required=True, help="directory of the node's identity; made if absent")
+    add(
+        "--device",
+        action="append",
+        required=True,
+        metavar="PATH[:SIZE]",
+        help="a block device or a file, repeatable; a file that doesn't exist is made with SIZE",
+    )
+    add("--device-size", default="", help="SIZE for devices that are given without one")
+    add("--listen", default="127.0.0.1", help="host[:port]: host of all ports, port of the control server")
+    add("--advertise-host", default="", help="numeric address that others reach this node by")
+    add("--socket-dir", default="", help="for the Unix sockets of clients on this host")
+    add("--no-local", action="store_true", help="TCP only")
+    add("--cluster-secret-file", default="", help="needed beyond loopback")
+    add("--format-if-new", action="store_true", help="format existing devices that hold nothing at all")
+    add("--targets-per-device", type=int, default=MAX_TARGETS_OF_DEVICE, help="at formatting")
+    add(
+        "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics; port 0 takes a free one"
+    )
+    add("--io-backend", default="auto", choices=["auto", "uring", "pread"])
+    add("--pool-size", default="0", help="buffers for each device (0: 256M)")
+    add("--start-timeout-s", type=float, default=10.0, help="wait so long for the metadata service")
+    add("--ready-file", default="", help="written when it serves: one JSON object")
+    add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    return parser

@@ -1,0 +1,118 @@
+"""The node's devices: looked at before anything is changed, formatted only where nothing is lost.
+
+docs/operations.md, Devices. What a device is, and every refusal of one that is foreign, damaged, in use
+or too small, is said by the native engine; this module decides what may be formatted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from errno import ENOMEDIUM
+
+from ffs._native.device import device_format, device_inspect
+from ffs.errors import FfsError, InvalidArgument, NotFound, WrongCluster
+from ffs.proto.cluster import DeviceInfo
+from storage_server.config import DeviceChoice
+
+Allocate = Callable[[bytes, int], Awaitable[tuple[int, ...]]]  # (device uuid, count) -> target ids
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be done with one device."""
+
+    choice: DeviceChoice
+    found: DeviceInfo | None  # None: to be formatted
+    make: bool  # the file doesn't exist yet
+
+
+def survey(choices: Sequence[DeviceChoice], cluster: bytes, *, format_if_new: bool) -> list[Plan]:
+    """Looks at all devices, changes nothing. Blocking. Raises for the first that can't be used:
+    NotFound, WrongCluster, InvalidArgument, or what the native engine says."""
+    return [_survey_one(choice, cluster, format_if_new) for choice in choices]
+
+
+def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Plan:
+    path = choice.path
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        if not choice.size_bytes:
+            raise NotFound("no such device; to make a file, give PATH:SIZE", path) from None
+        parent = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(parent):
+            raise NotFound("the directory for the device file doesn't exist", parent) from None
+        return Plan(choice, None, make=True)
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise InvalidArgument("a device is a block device or a file", path)
+    try:
+        info = device_inspect(path)
+    except FfsError as error:
+        if error.errno != ENOMEDIUM:
+            raise
+        if not format_if_new:
+            raise NotFound(
+                "no ffs device (it has no superblock); --format-if-new formats it if it holds nothing", path
+            ) from None
+        return Plan(choice, None, make=False)
+    if info.cluster != cluster:
+        raise WrongCluster(
+            f"the device belongs to cluster {info.cluster.hex()}, the metadata service is cluster "
+            f"{cluster.hex()}: check --metadata and --device",
+            path,
+        )
+    found = DeviceInfo(
+        uuid=info.device_uuid, path=path, size_bytes=info.size_bytes, targets=tuple(info.targets)
+    )
+    return Plan(choice, found, make=False)
+
+
+async def prepare(
+    plans: Sequence[Plan], cluster: bytes, targets_per_device: int, allocate: Allocate
+) -> list[DeviceInfo]:
+    """Formats what the plans say and returns all devices. A formatting that fails leaves no file behind."""
+    devices = []
+    for plan in plans:
+        if plan.found is not None:
+            devices.append(plan.found)
+            continue
+        uuid = os.urandom(16)
+        targets = await allocate(uuid, targets_per_device)
+        devices.append(await asyncio.to_thread(_format, plan, cluster, uuid, targets))
+    return devices
+
+
+def _format(plan: Plan, cluster: bytes, uuid: bytes, targets: tuple[int, ...]) -> DeviceInfo:
+    path = plan.choice.path
+    if not plan.make:
+        device_format(
+            path, size_bytes=plan.choice.size_bytes, targets=targets, cluster=cluster, device_uuid=uuid
+        )
+    else:
+        making = f"{path}.new"
+        with_cleanup = False
+        try:
+            if os.path.exists(making):
+                os.unlink(making)  # of a process that died while it formatted: it was never a device
+            with_cleanup = True
+            device_format(
+                making,
+                size_bytes=plan.choice.size_bytes,
+                targets=targets,
+                cluster=cluster,
+                device_uuid=uuid,
+                sparse=True,
+            )
+            os.rename(making, path)
+        except FfsError as error:
+            if with_cleanup and os.path.exists(making):
+                os.unlink(making)
+            raise type(error)(error.message, path) from None
+    info = device_inspect(path)
+    return DeviceInfo(
+        uuid=info.device_uuid, path=path, size_bytes=info.size_bytes, targets=tuple(info.targets)
+    )
