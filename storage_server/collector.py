@@ -1,0 +1,250 @@
+"""Work on chunks for the metadata service, through a client ring of this process's own.
+
+Removing what deleted files leave, cutting chunks, asking for the last one: each goes to the chain's head
+as any client's request does, under a capability for the cluster. One thread owns the ring; requests come
+from the event loop, completions go back to it. docs/control_plane.md, Storage control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ffs._native.ring import (
+    OP_LAST_CHUNK,
+    OP_REMOVE_RANGE,
+    OP_SPACE_EPOCH,
+    OP_TRUNCATE,
+    WAIT_NEEDS_CAPABILITY,
+    NativeClient,
+    Ring,
+    error_of_cqe,
+)
+from ffs._native.routes import ChainRoute, TargetRoute
+from ffs.errors import FfsError, ShutDown, StaleEpoch
+from ffs.proto.cluster import (
+    LastChunk,
+    LastChunkReply,
+    RaiseSpaceEpoch,
+    RemovePage,
+    RemovePageReply,
+    TruncateChunk,
+    collector_client,
+)
+from ffs.proto.common import (
+    CAPABILITY_CLUSTER,
+    RIGHT_READ,
+    RIGHT_REMOVE,
+    RIGHT_WRITE,
+    Capability,
+    Message,
+    OkReply,
+    encode_capability,
+)
+
+log = logging.getLogger("ffs.storage.collector")
+
+ENTRIES: Final = 256
+TIMEOUT_MS: Final = 15_000
+CAPABILITY_MS: Final = 600_000  # manager time; renewed at half of it
+POLL_MS: Final = 100  # the ring's own timeouts are looked at so often
+PAGE: Final = 1000
+
+Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk
+
+
+@dataclass(slots=True)
+class _Work:
+    request: Request
+    future: asyncio.Future[Message]
+
+
+class Collector:
+    """Start it after registration; `close` joins its thread. `ask` belongs to the event loop."""
+
+    def __init__(
+        self,
+        node: int,
+        incarnation: int,
+        cluster: bytes,
+        manager_ms: Callable[[], int],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._client_id = collector_client(node, incarnation)
+        self._manager_ms = manager_ms
+        self._loop = loop
+        self._client = NativeClient(self._client_id, cluster, request_timeout_ms=TIMEOUT_MS)
+        self._capability_issued_ms = manager_ms()
+        self._capability = self._client.add_capability(self._make_capability())
+        self._waiting: deque[_Work] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="ffs-collector")
+        self._thread.start()
+
+    def set_routing(self, epoch: int, chains: Sequence[ChainRoute], targets: Sequence[TargetRoute]) -> None:
+        """Any thread."""
+        self._client.set_routing(epoch, chains, targets)
+
+    async def ask(self, request: Request) -> Message:
+        """The reply, or the error of the chain."""
+        if self._stopping:
+            raise ShutDown("this storage process is stopping")
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._waiting.append(_Work(request, future))
+        os.eventfd_write(self._wake, 1)
+        return await future
+
+    def close(self) -> None:
+        """What is under way gets ShutDown. Blocking until the thread has ended. Repeatable."""
+        if self._stopping:
+            return
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+        self._client.close()
+
+    # the thread
+
+    def _run(self) -> None:
+        running: dict[int, _Work] = {}
+        try:
+            with Ring(self._client, ENTRIES) as ring:
+                self._serve(ring, running)
+        except FfsError as error:
+            log.error("the collector's ring failed: %s", error)
+        finally:
+            self._stopping = True
+            for work in [*running.values(), *self._waiting]:
+                self._answer(work, ShutDown("this storage process is stopping"))
+
+    def _serve(self, ring: Ring, running: dict[int, _Work]) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        poller.register(ring.fileno(), select.POLLIN)
+        number = 0
+        while not self._stopping:
+            while self._waiting and len(running) < ENTRIES:
+                number += 1
+                work = self._waiting.popleft()
+                try:
+                    self._prepare(ring, work.request, number)
+                except FfsError as error:
+                    self._answer(work, error)
+                    continue
+                running[number] = work
+            completions, events = ring.wait(0, 0.0)
+            for cqe in completions:
+                work = running.pop(int(cqe["userdata"]))
+                self._answer(work, _result(work.request, cqe))
+            if events & WAIT_NEEDS_CAPABILITY or self._capability_is_old():
+                self._renew()
+            if len(completions) == 0:
+                poller.poll(POLL_MS if running else 1000)
+                self._drain_wake()
+
+    def _prepare(self, ring: Ring, request: Request, number: int) -> None:
+        op, key, length, epoch = _operation(request)
+        ring.prepare_one(
+            op,
+            request.chain,
+            self._capability,
+            key,
+            0,
+            length,
+            None,
+            number,
+            space_epoch=epoch,
+            timeout_ms=TIMEOUT_MS,
+            priority=128,
+        )
+
+    def _drain_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+
+    def _answer(self, work: _Work, result: Message | FfsError) -> None:
+        def deliver() -> None:
+            if work.future.done():
+                return
+            if isinstance(result, FfsError):
+                work.future.set_exception(result)
+            else:
+                work.future.set_result(result)
+
+        self._loop.call_soon_threadsafe(deliver)
+
+    # the capability
+
+    def _make_capability(self) -> bytes:
+        return encode_capability(
+            Capability(
+                kind=CAPABILITY_CLUSTER,
+                rights=RIGHT_READ | RIGHT_WRITE | RIGHT_REMOVE,
+                client=self._client_id,
+                space=0,
+                epoch=0,
+                expiry_ms=self._manager_ms() + CAPABILITY_MS,
+                id=self._client_id,
+            )
+        )
+
+    def _capability_is_old(self) -> bool:
+        return self._manager_ms() - self._capability_issued_ms > CAPABILITY_MS // 2
+
+    def _renew(self) -> None:
+        self._capability_issued_ms = self._manager_ms()
+        self._client.renew_capability(self._capability, self._make_capability())
+
+
+def _operation(request: Request) -> tuple[int, bytes, int, int]:
+    """(op, key, length, space epoch) for the ring."""
+    if isinstance(request, RaiseSpaceEpoch):
+        return OP_SPACE_EPOCH, _first_key(request.space), 0, request.epoch
+    if isinstance(request, RemovePage):
+        limit = min(request.limit or PAGE, PAGE)
+        return OP_REMOVE_RANGE, request.space.to_bytes(8, "big") + request.start, limit, request.epoch
+    if isinstance(request, TruncateChunk):
+        return OP_TRUNCATE, request.key, request.length_bytes, request.epoch
+    return OP_LAST_CHUNK, _first_key(request.space), 0, 0
+
+
+def _first_key(space: int) -> bytes:
+    return space.to_bytes(8, "big") + bytes(16)
+
+
+def _result(request: Request, cqe: Any) -> Message | FfsError:
+    """The reply of a completion. An absent chunk is a result, not an error."""
+    failed = int(cqe["result"]) < 0
+    error = error_of_cqe(cqe) if failed else None
+    absent = error is not None and error.errno == 2
+    if isinstance(request, LastChunk):
+        if absent:
+            return LastChunkReply(key=b"", length_bytes=0, chunks=0)
+        if error is None:
+            return LastChunkReply(
+                key=cqe["key"].tobytes(),
+                length_bytes=int(cqe["chunk_length"]),
+                chunks=int(cqe["value"]),
+            )
+    elif isinstance(request, RemovePage):
+        if error is None or absent:
+            removed = int(cqe["value"]) if error is None else 0
+            return RemovePageReply(removed=removed, more=removed > 0)
+    elif isinstance(request, TruncateChunk) and absent:
+        return OkReply()
+    if error is None:
+        return OkReply()
+    if isinstance(request, RaiseSpaceEpoch) and isinstance(error, StaleEpoch):
+        return OkReply()  # it is higher already: a maximum
+    return error

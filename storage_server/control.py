@@ -1,0 +1,37 @@
+"""The RPC service of a storage process: pings, and work on chunks. docs/control_plane.md, Storage control."""
+
+from __future__ import annotations
+
+from ffs.errors import InvalidArgument, NotPermitted, ProtocolError
+from ffs.proto.cluster import LastChunk, Ping, RaiseSpaceEpoch, RemovePage, TruncateChunk
+from ffs.proto.common import Message, OkReply
+from ffs.rpc.handshake import Peer
+from storage_server.collector import Collector
+
+
+class ControlService:
+    """ffs.rpc.server.Service."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def handle_now(self, peer: Peer, request: Message) -> Message | None:
+        return OkReply() if type(request) is Ping else None
+
+    async def handle(self, peer: Peer, request: Message) -> Message:
+        if not isinstance(request, RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk):
+            raise ProtocolError(f"{type(request).__name__} isn't a request to a storage process")
+        if peer.role not in ("meta", "admin"):
+            raise NotPermitted(f"{type(request).__name__} is for the metadata service, not for {peer.role}")
+        _check(request)
+        return await self._collector.ask(request)
+
+    def cancellable(self, request: Message) -> bool:
+        return False
+
+
+def _check(request: RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk) -> None:
+    if isinstance(request, RemovePage) and len(request.start) != 16:
+        raise InvalidArgument(f"a key in a space has 16 bytes, not {len(request.start)}")
+    if isinstance(request, TruncateChunk) and len(request.key) != 24:
+        raise InvalidArgument(f"a chunk's key has 24 bytes, not {len(request.key)}")

@@ -1,0 +1,114 @@
+"""Prometheus metrics over HTTP: `GET /metrics`. docs/operations.md, Metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ffs._native.server import ShardMetrics, TargetReport
+from ffs.errors import error_of
+from ffs.rpc.address import Address, format_address
+
+READ_TIMEOUT_S: Final = 5.0
+MAX_HEAD_BYTES: Final = 8192
+
+# Which of ffs_shard_metrics only grow, in the units that Prometheus wants.
+COUNTERS: Final = {
+    "reads": ("ffs_reads_total", "chunk reads answered", 1.0),
+    "read_bytes": ("ffs_read_bytes_total", "bytes read by clients", 1.0),
+    "updates": ("ffs_updates_total", "updates answered", 1.0),
+    "update_bytes": ("ffs_update_bytes_total", "bytes written by clients", 1.0),
+    "forwards": ("ffs_forwards_total", "updates forwarded along chains", 1.0),
+    "refusals": ("ffs_refusals_total", "updates refused", 1.0),
+    "errors": ("ffs_errors_total", "requests answered with an error", 1.0),
+    "flushes": ("ffs_flushes_total", "flushes of the device", 1.0),
+    "journal_bytes": ("ffs_journal_bytes_total", "bytes written to the journal", 1.0),
+    "long_steps": ("ffs_long_steps_total", "steps of the loop longer than 1 ms", 1.0),
+    "bytes_copied": ("ffs_copied_bytes_total", "payload bytes copied by the CPU", 1.0),
+    "crc_failures": ("ffs_crc_failures_total", "payloads or chunks that didn't match their checksum", 1.0),
+    "frame_errors": ("ffs_frame_errors_total", "frames that were refused", 1.0),
+}
+GAUGES: Final = {
+    "longest_step_us": ("ffs_longest_step_seconds", "longest step of the loop since the start", 1e-6),
+    "sessions": ("ffs_sessions", "data connections", 1.0),
+    "regions": ("ffs_regions", "registered regions of client memory", 1.0),
+    "region_bytes": ("ffs_region_bytes", "registered client memory", 1.0),
+    "pool_bytes": ("ffs_pool_bytes", "buffers of the shard", 1.0),
+    "pool_used_bytes": ("ffs_pool_used_bytes", "buffers in use", 1.0),
+    "ops_waiting": ("ffs_ops_waiting", "requests that wait for an op or a buffer", 1.0),
+}
+
+
+def render(shards: Sequence[ShardMetrics], reports: Sequence[TargetReport], facts: dict[str, float]) -> str:
+    """The text exposition format, version 0.0.4. `facts` are gauges of the process. Pure."""
+    lines: list[str] = []
+    for kind, table in (("counter", COUNTERS), ("gauge", GAUGES)):
+        for field, (name, help_text, unit) in table.items():
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            for number, shard in enumerate(shards):
+                value = getattr(shard, field) * unit
+                lines.append(f'{name}{{shard="{number}"}} {_number(value)}')
+    lines += ["# HELP ffs_target_state 0 offline, 1 serving", "# TYPE ffs_target_state gauge"]
+    lines += [
+        f'ffs_target_state{{target="{report.target}",chain="{report.chain}"}} {report.state}'
+        for report in reports
+    ]
+    lines += ["# HELP ffs_target_used_bytes space used by a target", "# TYPE ffs_target_used_bytes gauge"]
+    lines += [f'ffs_target_used_bytes{{target="{r.target}"}} {r.used_bytes}' for r in reports]
+    for name, value in facts.items():
+        lines += [f"# TYPE {name} gauge", f"{name} {_number(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+class MetricsServer:
+    """`async with MetricsServer(address, text)`; `text` is called for each request."""
+
+    def __init__(self, listen: Address, text: Callable[[], str]) -> None:
+        self._listen = listen
+        self._text = text
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> Address:
+        assert self._server is not None
+        name = self._server.sockets[0].getsockname()
+        return name[0], name[1]
+
+    async def __aenter__(self) -> MetricsServer:
+        try:
+            self._server = await asyncio.start_server(self._answer, *self._listen, limit=MAX_HEAD_BYTES)
+        except OSError as error:
+            where = format_address(self._listen)
+            raise error_of(
+                error.errno or 5, f"can't serve metrics on {where}: {error.strerror or error}"
+            ) from None
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            line = head.split(b"\r\n", 1)[0].split(b" ")
+            if len(line) == 3 and line[0] == b"GET" and line[1].split(b"?")[0] == b"/metrics":
+                status, body = "200 OK", self._text().encode()
+            else:
+                status, body = "404 Not Found", b"GET /metrics\n"
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+                + body
+            )
+            await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper that went away or doesn't speak HTTP
+        finally:
+            writer.close()
