@@ -7,7 +7,7 @@ a function returns or raises, and the first failure of any piece is raised (FAUL
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffs._native.iov import Iov
 from ffs.client.ior import Ior
@@ -83,7 +83,7 @@ def _staged(
 
 
 def _run_staged(
-    ring: Any,
+    ring: Ior,
     file: File,
     ranges: Sequence[Range],
     iov: Iov,
@@ -113,7 +113,7 @@ def _run_staged(
             finished += 1
 
 
-def _completions(ring: Any) -> list[tuple[int, int]]:
+def _completions(ring: Ior) -> list[tuple[int, int]]:
     """At least one: (number, bytes moved). Raises the failure of a request."""
     out = []
     for completion in ring.wait(1):

@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
 
-_NOUNS = ("cluster", "listing", "files", "copy", "space")
+_NOUNS = ("cluster", "listing", "files", "copy", "space", "device", "bench", "demo")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,57 @@
+"""`ffs bench io`: speed as a ratio to the raw device, in the same run (docs/guides/bench.md)."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from ffs.cli.parsing import Commands, command, count_argument
+
+
+def add_commands(commands: Commands) -> None:
+    bench = commands.add_parser("bench", help="measure ffs against the machine", description="Measures ffs.")
+    bench.set_defaults(run=lambda args: _usage(bench))
+    what = bench.add_subparsers(dest="what", metavar="WHAT")
+    io = command(what, "io", run_io, "reads, writes and names on a cluster of its own", json_option=True)
+    io.add_argument("--dir", type=Path, help="on which file system (default: a directory below /var/tmp)")
+    io.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
+    io.add_argument("--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)")
+    io.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+
+
+def _usage(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 2
+
+
+def run_io(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.report import json_line, people_table
+    from ffs.cli.benchmark.suite import NAMES, Suite
+    from ffs.errors import InvalidArgument
+
+    unknown = [name for name in args.only or () if name not in NAMES]
+    if unknown:
+        raise InvalidArgument(f"no case {unknown[0]!r}; there are: {', '.join(NAMES)}")
+    if args.dir is not None:
+        args.dir.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="ffs-bench-", dir=args.dir or "/var/tmp"))
+    results = []
+    try:
+        suite = Suite(scratch, args.slices, args.slice_ms / 1000)
+        for result in suite.run(frozenset(args.only or NAMES), _say):
+            results.append(result)
+            if args.json:
+                print(json_line(result), flush=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if not args.json:
+        print(people_table(results))
+    return 0 if all(result.ok for result in results) else 1
+
+
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"bench: {line}", file=sys.stderr)

@@ -1,0 +1,94 @@
+"""The cases of the data path: reads and writes of one file through a ring, at a fixed depth."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ffs._native.iov import Iov
+from ffs.cli.benchmark.protocol import Slice
+from ffs.client.ior import Ior
+from ffs.errors import FfsError, error_of
+
+if TYPE_CHECKING:
+    from ffs.client.client import Client
+    from ffs.client.file import File
+
+_PIECE = 8 << 20
+
+
+def write_file(client: Client, path: str, size: int, *, table: str) -> None:
+    """A file of `size` bytes that don't compress, in the chain table `table`."""
+    rng = np.random.default_rng(3)
+    piece = rng.integers(0, 256, _PIECE, dtype=np.uint8)
+    with client.open(path, "wb", buffering=0, table=table) as file:
+        for _ in range(size // _PIECE):
+            file.write(piece.data)
+
+
+class FileLoop:
+    """Keeps `depth` requests of `block_bytes` in flight on one file. A contestant (protocol.py)."""
+
+    def __init__(
+        self, ring: Ior, file: File, block_bytes: int, depth: int, region_bytes: int, *, random: bool
+    ) -> None:
+        blocks = np.arange(region_bytes // block_bytes, dtype=np.int64)
+        if random:
+            np.random.default_rng(4).shuffle(blocks)
+        self._ring = ring
+        self._file = file
+        self._block = block_bytes
+        self._offsets = blocks * block_bytes
+        self._next = 0
+        self._iov = Iov(depth * block_bytes)
+        self._iov.numpy()[:] = np.random.default_rng(5).integers(0, 256, depth * block_bytes, dtype=np.uint8)
+        self._all = np.arange(depth, dtype=np.int64)
+
+    def _send(self, places: npt.NDArray[np.int64]) -> None:
+        at = np.arange(self._next, self._next + len(places)) % len(self._offsets)
+        self._next += len(places)
+        lengths = np.full(len(places), self._block, dtype=np.int64)
+        taken = self._ring.prepare_many(
+            self._file, self._offsets[at], self._iov, places * self._block, lengths, places
+        )
+        if taken != len(places):
+            raise FfsError(f"the ring took {taken} of {len(places)} requests", errno=errno.ENOBUFS)
+
+    def __call__(self, seconds: float) -> Slice:
+        begun = time.perf_counter()
+        end = begun + seconds
+        self._send(self._all)
+        flying = len(self._all)
+        done = 0
+        while flying:
+            places, moved = self._ring.wait_array(1)
+            if (moved != self._block).any():
+                worst = int(moved.min())
+                raise (
+                    error_of(worst)
+                    if worst < 0
+                    else FfsError(f"a request moved {worst} of {self._block} bytes")
+                )
+            done += len(places)
+            flying -= len(places)
+            if time.perf_counter() < end:
+                self._send(places.astype(np.int64))
+                flying += len(places)
+        return Slice(done * self._block, time.perf_counter() - begun)
+
+
+@contextmanager
+def file_loop(
+    client: Client, path: str, kind: str, block_bytes: int, depth: int, region_bytes: int, *, random: bool
+) -> Iterator[FileLoop]:
+    """A contestant over the file at `path`, which has at least `region_bytes`."""
+    mode = "rb" if kind == "read" else "r+b"
+    entries = 1 << max(0, depth - 1).bit_length()
+    with client.open(path, mode, buffering=0) as file, Ior(client, entries, kind) as ring:
+        yield FileLoop(ring, file, block_bytes, depth, region_bytes, random=random)
