@@ -175,7 +175,7 @@ class Namespace:
         followed: list[str] = []
         try:
             for entry in self.scandir(directory):
-                if entry.is_dir():
+                if _is_directory(entry):
                     folders.append(entry.name)
                     if followlinks or not entry.is_symlink():
                         followed.append(entry.name)
@@ -251,7 +251,11 @@ class Namespace:
     def _mkdir(self, path: PathLike, mode: int, parents: bool, layout: meta.LayoutChoice | None) -> None:
         core = self.core
         request = meta.MkDir(
-            path=wire_path(path), mode=mode & 0o7777 & ~core.umask, parents=parents, layout=layout
+            path=wire_path(path),
+            mode=mode & 0o7777 & ~core.umask,
+            parents=parents,
+            layout=layout,
+            parent_mode=0o777 & ~core.umask,
         )
         core.change(request, meta.StatReply)
 
@@ -295,6 +299,25 @@ class Namespace:
                 to_error(result) if isinstance(result, ErrorReply) else None for result in reply.results
             ]
         return found
+
+    def mknod(
+        self,
+        path: PathLike,
+        mode: int = 0o600,
+        *,
+        table: str | int | None = None,
+        chunk_size: int | None = None,
+        stripe: int | None = None,
+    ) -> None:
+        """As os.mknod: make an empty file, in one request; Exists if there is one. Layout as in mkdir."""
+        core = self.core
+        request = meta.Open(
+            path=wire_path(path),
+            flags=meta.OPEN_READ | meta.OPEN_CREATE | meta.OPEN_EXCL,
+            mode=mode & 0o7777 & ~core.umask,
+            layout=self._layout_choice(table, chunk_size, stripe),
+        )
+        core.change(request, meta.Opened)
 
     def create_many(
         self,
@@ -417,6 +440,13 @@ class ScandirIterator(Iterator[DirectoryEntry]):
     def close(self) -> None:
         """End the iteration early; repeatable."""
         self._entries = iter(())
+
+
+def _is_directory(entry: DirectoryEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link that leads nowhere: os.walk takes it for a file
 
 
 E = TypeVar("E")

@@ -71,7 +71,9 @@ def outcome(call: Callable[..., Any], *args: Any, **words: Any) -> Any:
 
 @pytest.fixture
 def both(client: Client, home: str, tmp_path: Path) -> Both:
-    return Both(client, home, tmp_path)
+    local = tmp_path / "local"
+    local.mkdir()
+    return Both(client, home, local)
 
 
 def test_directories(both: Both) -> None:
@@ -105,6 +107,8 @@ def test_makedirs(both: Both) -> None:
 
 def test_files_and_links(both: Both) -> None:
     both.text("/f", "four")
+    both("mknod", "/f")
+    both("mknod", "/empty", mode=0o644)
     both("stat", "/f")
     both("link", "/f", "/g")
     both("link", "/f", "/g")
@@ -133,7 +137,8 @@ def test_symbolic_links(both: Both) -> None:
                 continue  # os.path hides ELOOP, the store tells
             both(call, name)
     both("remove", "/dangling")
-    both("rmtree", "/good")
+    with pytest.raises(errors.NotADirectory, match="not a link"):
+        both.client.rmtree(both.home + "/good")
     both("rmtree", "/f")
     both.same_tree()
 
