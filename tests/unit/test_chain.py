@@ -233,8 +233,10 @@ def test_every_combination_has_a_row() -> None:
     for reports in itertools.product(*said):
         for proposal in (None, Proposal((3, 6), (1, 2, 1)), Proposal((3, 7), (2, 2, 2))):
             restarted = any(r is not None and r.incarnation != 1 for r in reports)
-            if proposal is not None and not restarted and all(
-                r is not None and r.body.persisted_term == 2 for r in reports
+            if (
+                proposal is not None
+                and not restarted
+                and all(r is not None and r.body.persisted_term == 2 for r in reports)
             ):
                 continue  # a proposal without a cause: asserted below
             decision = decide(record(), reports, proposal, TERM)

@@ -1,0 +1,613 @@
+"""The cluster manager over a real store, with nodes that keep what a native server keeps.
+
+Everything but sockets and disks is real: lease, registry, routing, decisions. Nodes persist and
+adopt what their NodeConfig says, as docs/control_plane.md has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ffs.errors import (
+    Busy,
+    Exists,
+    Fenced,
+    InvalidArgument,
+    NotFound,
+    NotPermitted,
+    NotPrimary,
+    Overloaded,
+)
+from ffs.proto import cluster as proto
+from ffs.proto.records import FencedClient
+from ffs.rpc.handshake import Peer
+from metadata.cluster.clock import ManagerClock
+from metadata.cluster.lease import Lease, Watch
+from metadata.cluster.manager import Manager
+from metadata.cluster.routing import RoutingCache
+from metadata.cluster.schema import LeaseRecord
+from metadata.fs.schema import encode, fence_key
+from metadata.kv.contract import Store, Transaction
+from metadata.kv.memory import MemoryStore
+
+CLUSTER = b"c" * 16
+STORAGE = Peer("storage", "n", 0, 0, 1, False)
+CLIENT = Peer("client", "c", 0, 0, 1, False)
+
+
+class Process:
+    """A metadata process without its sockets."""
+
+    def __init__(self, store: Store, name: str = "m1:1") -> None:
+        self.clock = ManagerClock()
+        self.lease = Lease(store, self.clock, name, duration_ms=1000)
+        self.routing = RoutingCache(store, self.clock)
+        self.offset_s = 0.0
+        self.manager = Manager(
+            store,
+            self.lease,
+            self.clock,
+            self.routing,
+            cluster=CLUSTER,
+            now_s=lambda: asyncio.get_running_loop().time() + self.offset_s,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Process:
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.lease.run()),
+            loop.create_task(self.routing.poll()),
+            loop.create_task(self.manager.run()),
+        ]
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+        self._tasks = []
+
+    async def kill(self) -> None:
+        """Without releasing the lease."""
+        self.lease._release = _nothing  # type: ignore[method-assign]
+        await self.stop()
+
+    async def ask(self, request: Any, peer: Peer = STORAGE) -> Any:
+        reply = self.manager.handle_now(peer, request)
+        return reply if reply is not None else await self.manager.handle(peer, request)
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Target:
+    chain: int = 0
+    persisted: tuple[int, int] = (0, 0)
+    here: bool = False
+    acts: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class SimNode:
+    """A storage process: `targets` is its device and survives a restart; the rest doesn't."""
+
+    name: str
+    uuid: bytes
+    device: bytes
+    targets: dict[int, Target] = field(default_factory=dict)
+    id: int = 0
+    incarnation: int = 0
+    config: tuple[int, int] = (0, 0)
+    fenced: tuple[int, ...] = ()
+    fences: set[int] = field(default_factory=set)
+    poisoned: bool = False
+
+    async def start(self, process: Process, count: int = 4) -> None:
+        if not self.targets:
+            reply = await process.ask(
+                proto.AllocateTargets(
+                    node_uuid=self.uuid, node_name=self.name, device_uuid=self.device, count=count
+                )
+            )
+            self.targets = {target: Target() for target in reply.targets}
+        for target in self.targets.values():
+            target.here, target.acts = False, (0, 0)
+        self.config, self.fenced, self.fences = (0, 0), (), set()
+        registered = await process.ask(
+            proto.RegisterNode(
+                name=self.name,
+                uuid=self.uuid,
+                host_id="h",
+                devices=(
+                    proto.DeviceInfo(
+                        uuid=self.device, path="/dev/x", size_bytes=1 << 30, targets=tuple(self.targets)
+                    ),
+                ),
+            )
+        )
+        self.id, self.incarnation = registered.node, registered.incarnation
+        await process.ask(
+            proto.AnnounceNode(
+                node=self.id,
+                incarnation=self.incarnation,
+                host="127.0.0.1",
+                control="127.0.0.1:9",
+                endpoints=tuple(proto.TargetEndpoint(target, 1000 + target, "") for target in self.targets),
+            )
+        )
+
+    async def beat(self, process: Process) -> proto.HeartbeatReply:
+        reports = tuple(
+            proto.TargetReport(
+                target=ident,
+                chain=target.chain,
+                recorded_term=target.acts[0],
+                recorded_counter=target.acts[1],
+                persisted_term=target.persisted[0],
+                persisted_counter=target.persisted[1],
+                persisted_here=target.here,
+                state=1,
+                poisoned=self.poisoned,
+                used_bytes=0,
+                capacity_bytes=1 << 30,
+                free_bytes=1 << 29,
+                chunks=0,
+            )
+            for ident, target in self.targets.items()
+        )
+        beat = proto.Heartbeat(
+            node=self.id,
+            incarnation=self.incarnation,
+            config=self.config,
+            reports=reports,
+            fenced=self.fenced,
+        )
+        reply = await process.ask(beat)
+        assert isinstance(reply, proto.HeartbeatReply)
+        self.fenced = reply.fences
+        self.fences.update(reply.fences)
+        if reply.config is not None:
+            self.config = reply.config.number
+            for route in reply.config.chains:
+                self.take(route)
+        return reply
+
+    def take(self, route: proto.ChainRoute) -> None:
+        version = (route.term, route.counter)
+        for member in route.members:
+            target = self.targets.get(member)
+            if target is None:
+                continue
+            target.chain = route.chain
+            if route.proposed:
+                if version > target.persisted:
+                    target.persisted, target.here = version, True
+            elif target.here and target.persisted >= version > target.acts:
+                target.acts = version
+
+
+def nodes(count: int) -> list[SimNode]:
+    return [SimNode(f"n{at}", bytes([at + 1]) * 16, bytes([at + 101]) * 16) for at in range(count)]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+
+async def until_serving(process: Process, alive: list[SimNode]) -> None:
+    async def serving() -> bool:
+        for node in alive:
+            await node.beat(process)
+        status = await process.ask(proto.GetStatus())
+        return bool(status.chains) and all(chain.writable for chain in status.chains)
+
+    await until(serving)
+
+
+async def until_primary(process: Process) -> None:
+    async def primary() -> bool:
+        return process.lease.primary
+
+    await until(primary)
+
+
+@contextlib.asynccontextmanager
+async def cluster(count: int = 3, replicas: int = 3) -> AsyncIterator[tuple[Process, list[SimNode], Store]]:
+    store = MemoryStore()
+    async with Process(store) as process:
+        await until_primary(process)
+        all_nodes = nodes(count)
+        for node in all_nodes:
+            await node.start(process)
+        await process.ask(proto.CreateTable(name="default", replicas=replicas, chains_per_device=4), CLIENT)
+        await until_serving(process, all_nodes)
+        yield process, all_nodes, store
+    await store.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(_coroutine(test), 60))
+
+
+async def _coroutine(test: Callable[[], Awaitable[None]]) -> None:
+    await test()
+
+
+def test_a_cluster_forms_and_serves() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            routing = await process.ask(proto.GetRouting(), CLIENT)
+            assert len(routing.chains) == 4
+            assert all(route.states == (1, 1, 1) for route in routing.chains)
+            assert {route.target for route in routing.targets} == set(range(1, 13))
+            assert all(route.port and route.alive for route in routing.targets)
+            (table,) = routing.tables
+            assert (table.name, table.version, table.replicas, table.chains) == (
+                "default",
+                1,
+                3,
+                (1, 2, 3, 4),
+            )
+            view = process.routing.table(0)
+            assert view is not None
+            assert (view.id, view.chains) == (table.id, (1, 2, 3, 4))
+            assert process.routing.table(77) is None
+
+            async def steady() -> bool:
+                return [(await node.beat(process)).next_ms for node in all_nodes] == [1000] * 3
+
+            await until(steady)
+
+    run(body)
+
+
+def test_all_restart_and_lead_back() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            before = {c.id: (c.term, c.counter) for c in process.routing.view.chains.values()}
+            for node in all_nodes[:2]:
+                await node.start(process)
+                await node.beat(process)
+            routing = await process.ask(proto.GetRouting(), CLIENT)
+            assert all(sorted(route.states) == [0, 0, 1] for route in routing.chains)
+            status = await process.ask(proto.GetStatus())
+            assert not any(chain.writable for chain in status.chains)
+            await all_nodes[2].start(process)
+            status = await process.ask(proto.GetStatus())
+            assert all("isn't there" in chain.reason for chain in status.chains)
+            await until_serving(process, all_nodes)
+            after = {c.id: (c.term, c.counter) for c in process.routing.view.chains.values()}
+            assert all(after[chain] > before[chain] for chain in before)
+
+    run(body)
+
+
+def test_one_restarts() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            others = [dict.fromkeys(node.targets) for node in all_nodes]
+            await all_nodes[1].start(process)
+            await until_serving(process, all_nodes)
+            assert [dict.fromkeys(node.targets) for node in all_nodes] == others
+            assert all(t.acts == t.persisted for node in all_nodes for t in node.targets.values())
+
+    run(body)
+
+
+def test_a_restarted_member_isnt_given_the_recorded_version() -> None:
+    """It has lost its memory: it may only persist a proposal, until that is recorded."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            await all_nodes[0].start(process)
+            reply = await all_nodes[0].beat(process)
+            assert reply.config is not None
+            assert {route.proposed for route in reply.config.chains} <= {True}
+            assert all(target.acts == (0, 0) for target in all_nodes[0].targets.values())
+
+    run(body)
+
+
+def test_a_lost_device_stays_offline_and_says_why() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            for target in all_nodes[2].targets.values():
+                target.persisted = (0, 0)
+            await all_nodes[2].start(process)
+            for _ in range(5):
+                for node in all_nodes:
+                    await node.beat(process)
+            status = await process.ask(proto.GetStatus())
+            assert all("is empty" in chain.reason and not chain.writable for chain in status.chains)
+            assert all(chain.readable for chain in status.chains)
+
+    run(body)
+
+
+def test_a_silent_node_is_marked_and_comes_back() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            process.offset_s += 3.0
+            for node in all_nodes[:2]:
+                await node.beat(process)
+            process.offset_s += 3.0
+
+            async def dead() -> bool:
+                for node in all_nodes[:2]:
+                    await node.beat(process)
+                return not process.routing.view.nodes[all_nodes[2].id].alive
+
+            await until(dead)
+            routing = await process.ask(proto.GetRouting(), CLIENT)
+            assert {r.alive for r in routing.targets if r.node == all_nodes[2].id} == {False}
+            assert all(route.states == (1, 1, 1) for route in routing.chains)  # the recorded version stands
+            status = await process.ask(proto.GetStatus())
+            assert not any(chain.writable for chain in status.chains)
+            await until_serving(process, all_nodes)  # a pause, not a restart: the same version goes on
+            assert process.routing.view.nodes[all_nodes[2].id].alive
+
+    run(body)
+
+
+def test_another_manager_takes_over_and_finishes() -> None:
+    """Case 22: proposals persisted, never recorded; the next manager proposes above."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, store):
+            term = process.lease.term
+            for node in all_nodes:
+                await node.start(process)
+            for node in all_nodes:
+                await node.beat(process)
+            await all_nodes[0].beat(process)  # persists proposals
+            assert any(t.here for t in all_nodes[0].targets.values())
+            await process.kill()
+            async with Process(store, "m2:1") as second:
+                second.lease._dead = lambda record: False  # type: ignore[method-assign,assignment]
+                await until_primary(second)
+                assert second.lease.term == term + 1
+                with pytest.raises(NotPrimary):
+                    await process.manager._registry.set_alive(1, 1, False)  # the old one can't write
+                await until_serving(second, all_nodes)
+                assert all(c.term == term + 1 for c in second.routing.view.chains.values())
+
+    run(body)
+
+
+def test_the_second_process_serves_routing_and_names_the_primary() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, store), Process(store, "m2:1") as second:
+
+            async def known() -> bool:
+                return second.routing.view.epoch == process.routing.view.epoch
+
+            await until(known)
+            routing = await second.ask(proto.GetRouting(), CLIENT)
+            assert len(routing.chains) == 4
+
+            async def names() -> bool:
+                with pytest.raises(NotPrimary) as caught:
+                    await second.ask(proto.GetStatus())
+                return "ask m1:1" in str(caught.value)
+
+            await until(names)
+            with pytest.raises(NotPrimary):
+                await all_nodes[0].beat(second)
+
+            async def has_usage() -> bool:
+                return second.routing.space_bytes(0) == ((3 << 30) // 3, (3 << 29) // 3)
+
+            await until(has_usage)
+            await process.stop()  # releases: the second takes over without waiting the lease out
+            await until_primary(second)
+            assert second.clock.now_ms() >= process.clock.now_ms()
+
+    run(body)
+
+
+def test_routing_is_pushed_when_it_changes() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            epoch = process.routing.view.epoch
+            same = await process.ask(proto.GetRouting(known_epoch=epoch, wait_ms=1), CLIENT)
+            assert (same.changed, same.chains) == (False, ())
+            waiting = asyncio.ensure_future(
+                process.ask(proto.GetRouting(known_epoch=epoch, wait_ms=30_000), CLIENT)
+            )
+            await asyncio.sleep(0.02)
+            assert not waiting.done()
+            await all_nodes[0].start(process)
+            reply = await waiting
+            assert reply.changed
+            assert reply.epoch > epoch
+
+    run(body)
+
+
+def test_earlier_incarnations_are_refused() -> None:
+    """Case 11: a heartbeat of an earlier incarnation arrives late."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            old = SimNode(**{**vars(all_nodes[0])})
+            await all_nodes[0].start(process)
+            with pytest.raises(Fenced, match="register"):
+                await old.beat(process)
+            with pytest.raises(Fenced):
+                await process.ask(
+                    proto.AnnounceNode(
+                        node=old.id, incarnation=old.incarnation, host="h", control="c", endpoints=()
+                    )
+                )
+
+    run(body)
+
+
+def test_fences_go_out_until_acknowledged_and_are_forgotten() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, store):
+
+            async def end_session(txn: Transaction) -> None:
+                txn.set(fence_key(42), encode(FencedClient(capability_expiry_ms=1)))
+                txn.set(
+                    fence_key(43), encode(FencedClient(capability_expiry_ms=process.clock.now_ms() + 10**7))
+                )
+
+            await store.run(end_session)
+
+            async def everywhere() -> bool:
+                for node in all_nodes[:2]:
+                    await node.beat(process)
+                return all({42, 43} <= node.fences for node in all_nodes[:2])
+
+            await until(everywhere)
+            for _ in range(3):
+                for node in all_nodes[:2]:
+                    await node.beat(process)
+            assert (await all_nodes[0].beat(process)).fences == ()
+            assert await store.read(lambda snap: snap.get(fence_key(42))) is not None  # one node is missing
+
+            async def forgotten() -> bool:
+                for node in all_nodes:
+                    await node.beat(process)
+                return await store.read(lambda snap: snap.get(fence_key(42))) is None
+
+            await until(forgotten)
+            assert await store.read(lambda snap: snap.get(fence_key(43))) is not None  # not expired
+            await all_nodes[0].start(process)  # a new incarnation knows nothing
+
+            async def again() -> bool:
+                await all_nodes[0].beat(process)
+                return 43 in all_nodes[0].fences
+
+            await until(again)
+
+    run(body)
+
+
+def test_the_collector_of_a_process_that_is_gone_is_fenced() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            gone = proto.collector_client(all_nodes[0].id, all_nodes[0].incarnation)
+            await all_nodes[0].start(process)
+
+            async def fenced() -> bool:
+                await all_nodes[1].beat(process)
+                return gone in all_nodes[1].fences
+
+            await until(fenced)
+
+    run(body)
+
+
+def test_tables_refuse_with_the_reason() -> None:
+    async def body() -> None:
+        async with cluster(count=2, replicas=2) as (process, _, _):
+            create = proto.CreateTable
+            with pytest.raises(InvalidArgument, match="3 replicas on distinct nodes"):
+                await process.ask(create(name="three", replicas=3), CLIENT)
+            with pytest.raises(Overloaded, match="waits for 5 nodes, 2 are alive"):
+                await process.ask(create(name="five", replicas=2, wait_nodes=5), CLIENT)
+            with pytest.raises(Exists, match="exists with 2 replicas"):
+                await process.ask(create(name="default", replicas=1), CLIENT)
+            same = await process.ask(create(name="default", replicas=2), CLIENT)
+            assert (same.table, same.chains) == (1, 4)
+            with pytest.raises(InvalidArgument, match="0 nodes have free targets"):
+                await process.ask(create(name="more", replicas=1), CLIENT)
+            with pytest.raises(InvalidArgument, match="printable"):
+                await process.ask(create(name="a\nb", replicas=1), CLIENT)
+
+    run(body)
+
+
+def test_registration_refuses_what_doesnt_belong() -> None:
+    async def body() -> None:
+        async with cluster(count=2, replicas=2) as (process, all_nodes, _):
+            first, second = all_nodes
+            thief = SimNode("thief", b"t" * 16, first.device, targets=dict(first.targets))
+            with pytest.raises(Busy, match="belongs to node n0, which is alive"):
+                await thief.start(process)
+            foreign = SimNode("foreign", b"f" * 16, b"x" * 16, targets={999: Target()})
+            with pytest.raises(NotFound, match="another store"):
+                await foreign.start(process)
+            same_name = SimNode("n1", b"s" * 16, b"y" * 16)
+            with pytest.raises(Exists, match="another --name"):
+                await same_name.start(process)
+            with pytest.raises(NotPermitted):
+                await process.ask(
+                    proto.RegisterNode(name="c", uuid=b"c" * 16, host_id="", devices=()), CLIENT
+                )
+            with pytest.raises(InvalidArgument, match="16 bytes"):
+                await process.ask(proto.RegisterNode(name="c", uuid=b"", host_id="", devices=()))
+            await second.beat(process)
+
+    run(body)
+
+
+def test_lease_is_judged_by_change_alone() -> None:
+    def lease(term: int, beat: int, holder: bytes = b"h") -> LeaseRecord:
+        return LeaseRecord(
+            term=term,
+            beat=beat,
+            holder=holder,
+            address="",
+            duration_ms=1000,
+            machine="",
+            pid=1,
+            started=1,
+        )
+
+    watch = Watch()
+    assert watch.observe(None, 0.0)
+    assert not watch.observe(lease(1, 1), 0.0)
+    assert not watch.observe(lease(1, 1), 0.99)
+    assert not watch.observe(lease(1, 2), 1.5)  # it changed: alive
+    assert not watch.observe(lease(1, 2), 2.4)
+    assert watch.observe(lease(1, 2), 2.5)
+    assert watch.observe(lease(1, 3, b""), 2.5)  # released
+
+
+def test_manager_time_never_goes_back_and_never_passes_its_limit() -> None:
+    async def body() -> None:
+        store = MemoryStore()
+        now = [0]
+        wall = [1_000_000]
+        first = ManagerClock(lambda: now[0], lambda: wall[0])
+        await store.run(first.take)
+        first.stored()
+        assert first.now_ms() == 1_000_000
+        now[0] += 4000
+        assert first.now_ms() == 1_004_000
+        now[0] += 100_000  # a holder that couldn't renew: it stands still at the limit
+        assert first.now_ms() == 1_006_000
+        wall[0] = 5  # the wall clock steps back
+        second = ManagerClock(lambda: now[0], lambda: wall[0])
+        await store.run(second.take)
+        second.stored()
+        assert second.now_ms() == 1_006_000
+        follower = ManagerClock(lambda: now[0], lambda: wall[0])
+        from metadata.cluster.schema import MANAGER_TIME
+
+        follower.heard(await store.read(lambda snap: snap.get(MANAGER_TIME)))
+        assert follower.now_ms() == 1_012_000
+        await store.run(follower.take)
+        follower.stored()
+        assert follower.now_ms() >= 1_012_000
+        await store.close()
+
+    run(body)
