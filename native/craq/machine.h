@@ -365,8 +365,10 @@ class Replica::Machine {
   ChainConfig config_;
   ChainConfig next_config_;   // recorded, being made durable
   ChainVersion start_floor_;  // adopted by an earlier incarnation: never again
-  ChainRecord record_;        // as durable, or being made so
-  uint32_t persists_ = 0;     // PersistChain effects under way
+  ChainRecord record_;        // being made durable
+  ChainRecord durable_record_;
+  bool persisted_here_ = false;
+  uint32_t persists_ = 0;  // PersistChain effects under way
   uint32_t my_index_ = 0;
   Phase phase_ = Phase::offline;
   Reason reason_ = Reason::no_configuration;

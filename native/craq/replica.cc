@@ -307,7 +307,9 @@ void Replica::Machine::stage_next(Chunk* c) {
     OpId op = new_op(Op::Kind::stage, nullptr, p);
     ops_.find(op)->commit_now = commit_now;
     const bool partial = p->update.kind == UpdateKind::write || p->update.kind == UpdateKind::truncate;
-    out_->push_back(Stage{op, p->update, commit_now, partial && !p->update.base_absent});
+    Stage stage{.op = op, .update = p->update, .commit_now = commit_now};
+    stage.keep_attributes = partial && !p->update.base_absent;
+    out_->push_back(stage);
     return;
   }
 }

@@ -170,7 +170,8 @@ struct Release {
   BufferRef payload;
 };
 
-// Make a pending version durable; commit_now: and commit it with the same record. The retry
+// Make a pending version durable; commit_now: and commit it with the same record (what was
+// committed before stays so, and can be read, until the completion). The retry
 // entry of update.identity goes with it (pending, or done with commit_now). Completes with ok,
 // no_space, over_quota (nothing was changed), or io_error (the device is poisoned).
 // update.base is the newest version in the store; base_absent: there is no chunk.
@@ -274,8 +275,9 @@ struct Options {
 struct ReplicaStatus {
   bool serving = false;
   Reason reason = Reason::none;
-  ChainVersion chain_version;  // adopted in this incarnation; zero = none
-  ChainRecord persisted;
+  ChainVersion chain_version;   // adopted in this incarnation; zero = none
+  ChainRecord persisted;        // durable
+  bool persisted_here = false;  // the newest of them by this incarnation
   uint32_t member_count = 0;
   uint32_t my_index = 0;
   uint32_t pendings = 0;

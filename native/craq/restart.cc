@@ -7,6 +7,7 @@ namespace ffs::craq {
 
 Replica::Machine::Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options)
     : self_(self), chain_(chain), store_(store), options_(options), record_(store.chain_record()) {
+  durable_record_ = record_;
   start_floor_ = record_.adopted;
   if (is(Mutant::reuse_versions_after_restart)) start_floor_ = ChainVersion{};
   if (start_floor_ != ChainVersion{}) reason_ = Reason::restarted;
@@ -80,6 +81,8 @@ void Replica::Machine::chain_persisted(Outcome outcome) {
   persists_--;
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
   if (persists_ > 0 || phase_ == Phase::failed) return;
+  durable_record_ = record_;
+  persisted_here_ = true;
   if (record_.proposed > record_.adopted) out_->push_back(ProposalPersisted{record_.proposed});
   if (phase_ == Phase::persisting) adopt();
 }
@@ -301,7 +304,8 @@ ReplicaStatus Replica::Machine::status() const {
   s.serving = serving();
   s.reason = reason_;
   s.chain_version = config_.version;
-  s.persisted = record_;
+  s.persisted = durable_record_;
+  s.persisted_here = persisted_here_;
   s.member_count = config_.member_count;
   s.my_index = my_index_;
   s.pendings = pending_count_;

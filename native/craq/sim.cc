@@ -522,7 +522,9 @@ class Sim {
     a.put(static_cast<uint8_t>(s.serving));
     a.put(static_cast<uint8_t>(s.reason));
     a.put(s.chain_version);
-    a.put(store_.chain_record().adopted);
+    a.put(s.persisted.proposed);
+    a.put(s.persisted.adopted);
+    a.put(static_cast<uint8_t>(s.persisted_here));
     a.put(s.pendings);
     a.put(s.waiting);
     a.put(static_cast<uint32_t>(buffers_.size()));

@@ -40,7 +40,8 @@
  *    5 STATE     serving u8, reason u8, chain
  *    6 PROPOSAL  chain
  *    7 FAULT     text: the replica asked for what its contract forbids
- *    8 DUMPED    serving u8, reason u8, chain, persisted chain, pendings u32, waiting u32,
+ *    8 DUMPED    serving u8, reason u8, chain, proposed chain, adopted chain (both durable),
+ *                persisted_here u8, pendings u32, waiting u32,
  *                buffers u32, undurable u32, chunks u32, then each: key, exists u8, version, tag u64,
  *                content bytes, pendings u32, then each: version, removal u8, client u64, channel u32,
  *                sequence u64, content bytes

@@ -73,7 +73,9 @@ std::string ModelState::apply(const Record& r) {
 }
 
 std::string ModelStore::append(Record record) {
-  std::string wrong = now_.apply(record);
+  Record visible = record;
+  if (record.kind == RecordKind::stage_commit) visible.kind = RecordKind::stage;  // until it is durable
+  std::string wrong = now_.apply(visible);
   tail_.push_back(std::move(record));
   return wrong;
 }
@@ -135,6 +137,11 @@ bool ModelStore::make_durable(Record* record) {
   *record = std::move(tail_.front());
   tail_.erase(tail_.begin());
   durable_.apply(*record);
+  if (record->kind == RecordKind::stage_commit && record->outcome == Outcome::ok) {
+    Record commit = *record;
+    commit.kind = RecordKind::commit;
+    now_.apply(commit);
+  }
   return true;
 }
 
