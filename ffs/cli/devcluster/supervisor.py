@@ -57,7 +57,7 @@ class Supervisor:
 
     def __init__(self, directory: Directory, shape: Shape, say: Say) -> None:
         """`shape` counts for a new directory only; `say` gets one line a step."""
-        self._directory = directory
+        self.directory = directory
         self._shape = shape
         self._say = say
         self._children: list[Child] = []
@@ -73,7 +73,7 @@ class Supervisor:
     def hold(self) -> Iterator[None]:
         """Owns the directory. A directory that wasn't a cluster before and isn't one after a failure
         goes away again."""
-        directory = self._directory
+        directory = self.directory
         directory.check_usable()
         existed = directory.path.exists()
         was_cluster = directory.cluster_file.exists()
@@ -92,7 +92,7 @@ class Supervisor:
             self.stop()
 
     def _check_space(self) -> None:
-        parent = self._directory.path
+        parent = self.directory.path
         while not parent.exists():
             parent = parent.parent
         free = shutil.disk_usage(parent).free
@@ -109,7 +109,7 @@ class Supervisor:
 
     def start(self, should_stop: Callable[[], bool]) -> None:
         """Brings all up and waits until all chains serve. Blocking; raises FfsError with the reason."""
-        directory = self._directory
+        directory = self.directory
         known = directory.read_cluster()
         if known is not None:
             if known.format > FORMAT:
@@ -137,24 +137,24 @@ class Supervisor:
         write_file(directory.run_file, RunFile(mine, self.address, processes))
 
     def _ready_file(self, name: str) -> Path:
-        return self._directory.path / f"{name}.ready"
+        return self.directory.path / f"{name}.ready"
 
     def _spawn(self, name: str, command: list[str]) -> Child:
         with contextlib.suppress(FileNotFoundError):
             self._ready_file(name).unlink()
-        child = spawn(name, command, self._directory.log / f"{name}.log", os.environ)
+        child = spawn(name, command, self.directory.log / f"{name}.log", os.environ)
         self._children.append(child)
         return child
 
     def _start_metadata(self, last_address: str, deadline: float) -> str:
-        self._directory.meta.mkdir(exist_ok=True)
+        self.directory.meta.mkdir(exist_ok=True)
         ready = self._ready_file("meta")
         listen = commands.free_address(last_address)
-        child = self._spawn("meta", commands.metadata(self._directory.meta, listen, ready))
+        child = self._spawn("meta", commands.metadata(self.directory.meta, listen, ready))
         return commands.ready_address(wait_file(child, ready, deadline))
 
     def _start_storage(self, index: int) -> None:
-        home = self._directory.node(index)
+        home = self.directory.node(index)
         home.mkdir(exist_ok=True)
         ready = self._ready_file(f"node{index}")
         command = commands.storage(home, f"node{index}", self.address, self._shape.device_bytes, ready)
@@ -244,7 +244,7 @@ class Supervisor:
                 "its data recovers at the next up"
             )
         with contextlib.suppress(FileNotFoundError):
-            self._directory.run_file.unlink()
+            self.directory.run_file.unlink()
 
 
 def _undo(path: Path, *, keep_itself: bool) -> None:

@@ -1,0 +1,396 @@
+"""KV blocks on a real cluster (KV.md: K1-K3, K5, K7, K14, K15, K19, K25-K27 as far as they go here)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ffs
+from ffs import errors, kv
+from ffs.cli.devcluster.supervisor import Supervisor
+from ffs.client.client import Client
+from ffs.kv import Results, Space, Status
+
+BLOCK = 64 << 10
+
+
+@pytest.fixture
+def space(client: Client, home: str) -> Iterator[Space]:
+    with Space.create(client, f"{home}/kv", block_bytes=BLOCK) as made:
+        yield made
+
+
+def keys_of(count: int, salt: str = "") -> list[bytes]:
+    return kv.hash_tokens(kv.Identity("m", salt=salt, block_tokens=1), range(count))
+
+
+def payload(key: bytes, length: int = BLOCK) -> bytes:
+    """Bytes that say whose they are, everywhere."""
+    return (key * (length // len(key) + 1))[:length]
+
+
+def statuses(results: Results) -> list[Status]:
+    return [results[position] for position in range(len(results))]
+
+
+@contextlib.contextmanager
+def stopped(cluster: Supervisor, *names: str) -> Iterator[None]:
+    """SIGSTOP for the time of the block."""
+    run = cluster.directory.read_run()
+    assert run is not None
+    pids = [record.pid for record in run.processes if record.name in names]
+    assert len(pids) == len(names)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+# --- put, get, exists -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 600])
+def test_round_trip_through_private_memory(space: Space, count: int) -> None:
+    keys = keys_of(count)
+    assert statuses(space.exists(keys)) == [Status.MISS] * count
+    assert statuses(space.put(keys, [payload(key) for key in keys])) == [Status.STORED] * count
+    into = [bytearray(BLOCK) for _ in keys]
+    got = space.get(keys, into)
+    assert statuses(got) == [Status.HIT] * count
+    assert got.lengths.tolist() == [BLOCK] * count
+    assert [bytes(block) for block in into] == [payload(key) for key in keys]
+    assert statuses(space.exists(keys)) == [Status.HIT] * count
+
+
+def test_round_trip_through_iovs(space: Space) -> None:
+    keys = keys_of(32)
+    source, target = ffs.Iov(32 * BLOCK), ffs.Iov(32 * BLOCK)
+    source.numpy()[:] = np.frombuffer(b"".join(map(payload, keys)), dtype=np.uint8)
+    assert space.put(keys, source).leading_hits() == 32
+    assert space.get(keys[::-1], target).leading_hits() == 32
+    assert bytes(target.buffer()) == b"".join(payload(key) for key in keys[::-1])
+    slices = [target[i * BLOCK : (i + 1) * BLOCK] for i in (5, 3)]
+    assert space.get(keys[:2], slices).leading_hits() == 2
+    assert bytes(slices[0].view) == payload(keys[0])
+
+
+def test_a_mixture_is_told_block_by_block(space: Space) -> None:
+    keys = keys_of(9)
+    space.put(keys[::2], [payload(key) for key in keys[::2]])
+    got = space.get(keys, [bytearray(BLOCK) for _ in keys])
+    assert statuses(got) == [Status.HIT if i % 2 == 0 else Status.MISS for i in range(9)]
+    assert got.leading_hits() == 1
+    assert space.exists(keys).hits.tolist() == [i % 2 == 0 for i in range(9)]
+    assert got.errors == {}
+
+
+def test_blocks_have_the_length_that_was_put(space: Space) -> None:
+    keys = keys_of(5)
+    lengths = [1, 511, 4096, 4097, BLOCK]
+    space.put(keys, [payload(key, length) for key, length in zip(keys, lengths, strict=True)])
+    into = [bytearray(BLOCK) for _ in keys]
+    got = space.get(keys, into)
+    assert got.lengths.tolist() == lengths
+    assert space.exists(keys).lengths.tolist() == lengths
+    for key, block, length in zip(keys, into, lengths, strict=True):
+        assert bytes(block[:length]) == payload(key, length)
+
+
+def test_the_first_put_wins_and_a_second_moves_nothing(space: Space) -> None:
+    keys = keys_of(8)
+    space.put(keys, [payload(key) for key in keys])
+    again = space.put(keys, [bytes(BLOCK) for _ in keys])
+    assert statuses(again) == [Status.HIT] * 8
+    into = [bytearray(BLOCK) for _ in keys]
+    space.get(keys, into)
+    assert [bytes(block) for block in into] == [payload(key) for key in keys]
+
+
+def test_the_second_half_of_the_key_is_compared(space: Space) -> None:
+    key = keys_of(1)[0]
+    other = key[:16] + bytes(16)
+    space.put([key], [payload(key)])
+    assert statuses(space.get([other], [bytearray(BLOCK)])) == [Status.MISS]
+    assert statuses(space.exists([other])) == [Status.MISS]
+    refused = space.put([other], [payload(other)])
+    assert statuses(refused) == [Status.ERROR]
+    assert isinstance(refused.errors[0], errors.TagMismatch)
+    assert statuses(space.get([key], [bytearray(BLOCK)])) == [Status.HIT]
+
+
+def test_spaces_are_apart(client: Client, home: str, space: Space) -> None:
+    keys = keys_of(4)
+    space.put(keys, [payload(key) for key in keys])
+    with Space.create(client, f"{home}/other", block_bytes=BLOCK, table="single") as other:
+        assert statuses(other.exists(keys)) == [Status.MISS] * 4
+        other.put(keys, [bytes(BLOCK)] * 4)
+        into = bytearray(BLOCK)
+        other.get(keys[:1], [into])
+        assert bytes(into) == bytes(BLOCK)
+
+
+def test_another_process_sees_it_at_once(space: Space, address: str) -> None:
+    keys = keys_of(3)
+    space.put(keys, [payload(key) for key in keys])
+    child = os.fork()
+    if child == 0:
+        # The inherited space opens again by itself here.
+        ok = space.exists(keys).leading_hits() == 3
+        into = [bytearray(BLOCK) for _ in keys]
+        ok = ok and space.get(keys, into).leading_hits() == 3 and bytes(into[2]) == payload(keys[2])
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with ffs.connect(address) as second, Space.open(second, space.path) as opened:
+        assert opened.block_bytes == BLOCK
+        assert opened.exists(keys).leading_hits() == 3
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+
+def test_bad_arguments_raise_before_anything_is_sent(space: Space) -> None:
+    key = keys_of(1)[0]
+    with pytest.raises(errors.InvalidArgument, match="key 0"):
+        space.get([key[:-1]], [bytearray(BLOCK)])
+    with pytest.raises(errors.InvalidArgument, match="one for each key"):
+        space.put([key], [])
+    with pytest.raises(errors.InvalidArgument, match="1 to"):
+        space.put([key], [bytes(BLOCK + 1)])
+    with pytest.raises(errors.InvalidArgument, match="1 to"):
+        space.put([key], [b""])
+    with pytest.raises(errors.InvalidArgument, match="destination 0"):
+        space.get([key], [bytearray(BLOCK - 1)])
+    with pytest.raises(TypeError, match="read-only"):
+        space.get([key], [bytes(BLOCK)])
+    with pytest.raises(TypeError, match="contiguous"):
+        space.put([key], [np.zeros(2 * BLOCK, np.uint8)[::2]])
+    with pytest.raises(errors.InvalidArgument, match="Iov slice"):
+        space.put([key, key], ffs.Iov(BLOCK))
+    with pytest.raises(errors.InvalidArgument, match="timeout_s"):
+        space.exists([key], timeout_s=0)
+    assert statuses(space.exists([key])) == [Status.MISS]
+
+
+def test_making_and_opening(client: Client, home: str, space: Space) -> None:
+    with pytest.raises(errors.Exists):
+        Space.create(client, space.path, block_bytes=BLOCK)
+    Space.create(client, space.path, block_bytes=BLOCK, exist_ok=True).close()
+    with pytest.raises(errors.FfsError):
+        Space.create(client, space.path, block_bytes=2 * BLOCK, exist_ok=True)
+    for size in (0, -1, (16 << 20) + 1):
+        with pytest.raises(errors.InvalidArgument, match="16 MiB"):
+            Space.create(client, f"{home}/bad", block_bytes=size)
+    with pytest.raises(errors.NotFound, match="single"):
+        Space.create(client, f"{home}/bad", block_bytes=BLOCK, table="none")
+    with pytest.raises(errors.NotFound):
+        Space.open(client, f"{home}/bad")
+    with client.open(f"{home}/file", "w") as file:
+        file.write("x")
+    with pytest.raises(errors.FfsError, match="KV space"):
+        Space.open(client, f"{home}/file")
+    assert sorted(client.listdir(home)) == ["file", "kv"]
+
+
+def test_a_closed_space_says_so(client: Client, home: str) -> None:
+    space = Space.create(client, f"{home}/kv", block_bytes=BLOCK)
+    space.close()
+    space.close()
+    with pytest.raises(errors.BadHandle, match="closed"):
+        space.exists(keys_of(1))
+
+
+def test_a_removed_space_gives_no_hits(client: Client, home: str, space: Space) -> None:
+    keys = keys_of(4)
+    space.put(keys, [payload(key) for key in keys])
+    client.remove(space.path)
+    deadline = time.monotonic() + 60
+    while space.exists(keys).hits.any():
+        assert time.monotonic() < deadline, "the blocks of a removed space are still there"
+        time.sleep(0.1)
+    assert not space.get(keys, [bytearray(BLOCK) for _ in keys]).hits.any()
+
+
+# --- many at once -------------------------------------------------------------------------------------------
+
+
+def test_threads_never_get_each_others_blocks(space: Space) -> None:
+    """K2: many sessions, every byte checked."""
+    failures: list[str] = []
+
+    def one(number: int) -> None:
+        keys = keys_of(40, salt=str(number % 4))
+        for _ in range(3):
+            put = space.put(keys, [payload(key) for key in keys])
+            into = [bytearray(BLOCK) for _ in keys]
+            got = space.get(keys, into)
+            if put.errors or got.errors or not got.hits.all():
+                failures.append(f"{put} {got} {put.errors} {got.errors}")
+            failures.extend(
+                "foreign bytes" for key, block in zip(keys, into, strict=True) if bytes(block) != payload(key)
+            )
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_reading_while_it_is_written_gives_all_or_nothing(space: Space) -> None:
+    """K3."""
+    keys = keys_of(64)
+    done = threading.Event()
+    wrong: list[str] = []
+
+    def read() -> None:
+        while not done.is_set():
+            into = [bytearray(BLOCK) for _ in keys]
+            got = space.get(keys, into)
+            wrong.extend(
+                f"block {position}"
+                for position, key in enumerate(keys)
+                if got[position] == Status.HIT and bytes(into[position]) != payload(key)
+            )
+            wrong.extend(str(error) for error in got.errors.values())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for key in keys:
+            assert space.put([key], [payload(key)]).leading_hits() == 1
+    finally:
+        done.set()
+        reader.join()
+    assert wrong == []
+
+
+def test_many_requests_are_in_flight(space: Space) -> None:
+    """K25, K26: depth from the ring's own counters; one request a block and not more."""
+    keys = keys_of(256)
+    source = ffs.Iov(256 * BLOCK)
+    space.put(keys, source).raise_errors()
+    space.get(keys, source).raise_errors()
+    stats = space.stats()
+    assert len(stats) == 1
+    assert stats[0].submitted == 512
+    assert stats[0].retries == 0
+    assert stats[0].max_inflight >= 32
+    space.exists(keys).raise_errors()
+    assert space.stats()[0].submitted - 512 < 128  # by chain, not by key
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def test_puts_and_gets_go_on_without_metadata(cluster: Supervisor, client: Client, home: str) -> None:
+    """K15, and the promise of one round trip to a storage server and none to metadata."""
+    with Space.create(client, f"{home}/kv", block_bytes=BLOCK) as space:
+        keys = keys_of(200)
+        with stopped(cluster, "meta"):
+            assert space.put(keys, [payload(key) for key in keys]).leading_hits() == 200
+            into = [bytearray(BLOCK) for _ in keys]
+            assert space.get(keys, into).leading_hits() == 200
+            assert space.exists(keys).leading_hits() == 200
+        assert [bytes(block) for block in into] == [payload(key) for key in keys]
+        assert sum(stats.retries for stats in space.stats()) == 0
+
+
+def test_other_replicas_answer_for_one_that_is_stopped(cluster: Supervisor, space: Space) -> None:
+    """K14."""
+    keys = keys_of(60)
+    space.put(keys, [payload(key) for key in keys]).raise_errors()
+    into = [bytearray(BLOCK) for _ in keys]
+    with stopped(cluster, "node1"):
+        got = space.get(keys, into)
+    got.raise_errors()
+    assert got.leading_hits() == 60
+    assert [bytes(block) for block in into] == [payload(key) for key in keys]
+
+
+def test_no_answer_is_an_error_and_no_miss(cluster: Supervisor, space: Space) -> None:
+    """K5: with every storage server stopped a get says ERROR, within its deadline."""
+    keys = keys_of(3)
+    space.put(keys, [payload(key) for key in keys]).raise_errors()
+    with stopped(cluster, "node0", "node1", "node2"):
+        got = space.get(keys, [bytearray(BLOCK) for _ in keys], timeout_s=1.0)
+        put = space.put(keys_of(1, "new"), [bytes(BLOCK)], timeout_s=1.0)
+    assert statuses(got) == [Status.ERROR] * 3
+    assert statuses(put) == [Status.ERROR]
+    assert set(got.errors) == {0, 1, 2}
+    # And it works again afterwards, with the same space.
+    deadline = time.monotonic() + 60
+    while space.get(keys, [bytearray(BLOCK) for _ in keys]).leading_hits() != 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_block_that_rotted_is_never_a_hit(cluster: Supervisor, client: Client, home: str) -> None:
+    """K7: a bit flipped on the only device that has it."""
+    with Space.create(client, f"{home}/kv", block_bytes=BLOCK, table="single") as space:
+        key = keys_of(1, "rot")[0]
+        space.put([key], [payload(key)]).raise_errors()
+        flipped = 0
+        for node in cluster.status().nodes:
+            for device in node.devices:
+                flipped += _flip(Path(device.path), payload(key))
+        assert flipped == 1
+        got = space.get([key], [bytearray(BLOCK)])
+        assert statuses(got) == [Status.ERROR]
+        assert isinstance(got.errors[0], errors.ChecksumMismatch)
+
+
+def _flip(path: Path, content: bytes) -> int:
+    """Flips one bit of `content` wherever it stands on the device at a multiple of 4096."""
+    found = 0
+    with open(path, "r+b", buffering=0) as file:
+        at = 0
+        while True:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                return found
+            hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+            while at < hole:
+                piece = os.pread(file.fileno(), 8 << 20, at)
+                for inside in range(0, len(piece), 4096):
+                    if piece[inside : inside + len(content)] == content:
+                        os.pwrite(file.fileno(), bytes([content[100] ^ 1]), at + inside + 100)
+                        found += 1
+                at += len(piece) - (0 if at + len(piece) >= hole else BLOCK)
+
+
+def test_memory_and_descriptors_stay_flat(space: Space) -> None:
+    """K19, in small; error paths too."""
+    keys = keys_of(100)
+    into = [bytearray(BLOCK) for _ in keys]
+
+    def turn() -> None:
+        space.put(keys, into)
+        space.get(keys, into)
+        space.get(keys_of(100, "absent"), into)
+        space.exists(keys)
+        with pytest.raises(errors.InvalidArgument):
+            space.get(keys, into[1:])
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for _ in range(5):
+        turn()
+    memory, files = resident(), len(os.listdir("/proc/self/fd"))
+    for _ in range(60):
+        turn()
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert resident() <= memory + (16 << 20)
