@@ -319,10 +319,13 @@ void Ring::progress(bool block, uint64_t until_ns) {
 // So that fd() turns readable when something is due, or when completions are left.
 void Ring::arm_timer() {
   const uint64_t at_ns = done_count_ > 0 ? 1 : outstanding() > 0 ? next_timer_ns_ : kForever;
-  if (at_ns >= armed_ns_) return;  // an early alarm does no harm
+  const bool expired = armed_ns_ <= now_ns_;   // readable until it is set anew
+  if (at_ns >= armed_ns_ && !expired) return;  // an early alarm does no harm
   itimerspec spec{};
-  spec.it_value.tv_sec = static_cast<time_t>(at_ns / 1000000000);
-  spec.it_value.tv_nsec = static_cast<long>(at_ns % 1000000000);
+  if (at_ns != kForever) {
+    spec.it_value.tv_sec = static_cast<time_t>(at_ns / 1000000000);
+    spec.it_value.tv_nsec = static_cast<long>(at_ns % 1000000000);
+  }
   FFS_CHECK(::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr) == 0);
   armed_ns_ = at_ns;
 }

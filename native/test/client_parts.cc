@@ -1,0 +1,256 @@
+// The parts of the client that need no peer: retry policy, channels, capabilities, routing, Iov.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "client/capabilities.h"
+#include "client/channels.h"
+#include "client/iov.h"
+#include "client/retry.h"
+#include "client/routing.h"
+
+using namespace ffs;
+using namespace ffs::client;
+using wire::Detail;
+
+namespace {
+
+Situation reading(bool untried, bool sound = true) {
+  Situation s;
+  s.untried_left = untried;
+  s.sound_left = sound;
+  return s;
+}
+
+Situation updating() {
+  Situation s;
+  s.update = true;
+  return s;
+}
+
+Decision reply(const Situation& s, uint32_t status, Detail detail, uint32_t after = 0) {
+  return decide(s, {Ending::kReply, status, detail, after});
+}
+
+}  // namespace
+
+TEST_CASE("reads turn to an untried replica when one can't help, then wait for routing") {
+  for (auto ending : {Ending::kUnreachable, Ending::kLost, Ending::kTryTimeout}) {
+    CHECK(decide(reading(true), {ending}).next == Next::kOtherReplica);
+  }
+  CHECK(decide(reading(false), {Ending::kLost}).next == Next::kAwaitRouting);
+  CHECK(decide(reading(false), {Ending::kTryTimeout}).next == Next::kAgain);
+  CHECK(reply(reading(true), EAGAIN, Detail::kNotServing).next == Next::kOtherReplica);
+  CHECK(reply(reading(false), EAGAIN, Detail::kNotServing).next == Next::kAwaitRouting);
+  CHECK(reply(reading(true), EIO, Detail::kPoisoned).next == Next::kOtherReplica);
+}
+
+TEST_CASE("damage goes to the sound replicas and ends in EIO when there are none") {
+  CHECK(decide(reading(true), {Ending::kBadData}).next == Next::kOtherReplica);
+  CHECK(decide(reading(false, true), {Ending::kBadData}).next == Next::kAwaitRouting);
+  const Decision none = reply(reading(false, false), EIO, Detail::kCorrupt);
+  CHECK(none.next == Next::kComplete);
+  CHECK(none.status == EIO);
+  CHECK(none.detail == Detail::kCorrupt);
+}
+
+TEST_CASE("updates keep to the head: again, or when routing is newer, never elsewhere") {
+  for (auto ending : {Ending::kUnreachable, Ending::kLost, Ending::kTryTimeout}) {
+    const Decision d = decide(updating(), {ending});
+    CHECK((d.next == Next::kAwaitRouting || d.next == Next::kAgain));
+  }
+  for (auto detail : {Detail::kStaleRouting, Detail::kWrongTarget, Detail::kNotHead, Detail::kNotServing}) {
+    CHECK(reply(updating(), EAGAIN, detail).next == Next::kAwaitRouting);
+  }
+  CHECK(reply(updating(), EAGAIN, Detail::kReissue).next == Next::kReissue);
+  CHECK(reply(updating(), EAGAIN, Detail::kBusy, 400).after_ms == 400);
+  CHECK(reply(updating(), ENXIO, Detail::kNoRegion).next == Next::kRegister);
+}
+
+TEST_CASE("answers are answers") {
+  for (int status : {ENOENT, EEXIST, ENOSPC, ENODATA}) {
+    CHECK(reply(updating(), static_cast<uint32_t>(status), Detail::kNone).status ==
+          static_cast<uint32_t>(status));
+  }
+  for (auto detail : {Detail::kStaleEpoch, Detail::kFenced, Detail::kOldSequence, Detail::kTagMismatch}) {
+    const Decision d = reply(updating(), ESTALE, detail);
+    CHECK(d.next == Next::kComplete);
+    CHECK(d.detail == detail);
+  }
+  Situation s = updating();
+  CHECK(reply(s, EPERM, Detail::kNoCapability).next == Next::kSendCapability);
+  s.capability_sent_again = true;
+  CHECK(reply(s, EPERM, Detail::kNoCapability).next == Next::kComplete);
+  CHECK(reply(s, EPERM, Detail::kExpired).next == Next::kAwaitCapability);
+  CHECK(reply(s, EBADMSG, Detail::kChecksum).next == Next::kAgain);
+  s.bad_data_count = 4;
+  CHECK(reply(s, EBADMSG, Detail::kChecksum).status == EBADMSG);
+}
+
+TEST_CASE("only answers that say so make an update certainly not applied") {
+  CHECK(certainly_not_applied({Ending::kReply, EAGAIN, Detail::kNotHead}));
+  CHECK(certainly_not_applied({Ending::kUnreachable}));
+  CHECK_FALSE(certainly_not_applied({Ending::kLost}));
+  CHECK_FALSE(certainly_not_applied({Ending::kTryTimeout}));
+  CHECK_FALSE(certainly_not_applied({Ending::kReply, ETIMEDOUT, Detail::kDeadline}));
+}
+
+TEST_CASE("the pause grows to a second and stays") {
+  uint32_t last = 0;
+  for (uint32_t attempt = 0; attempt < 100; attempt++) {
+    const uint32_t pause = backoff_ms(attempt);
+    CHECK(pause >= last);
+    CHECK(pause <= 1000);
+    last = pause;
+  }
+  CHECK(last == 1000);
+}
+
+TEST_CASE("channels: one update outstanding each, sequences only grow, chains apart") {
+  ChannelAllocator channels;
+  const ChainId a(1), b(2);
+  const Channel first = channels.acquire(a, 0);
+  const Channel second = channels.acquire(a, 0);
+  CHECK(first.number != second.number);
+  CHECK(first.sequence == 1);
+  CHECK(channels.acquire(b, 0).sequence == 1);
+  channels.release(a, first);
+  const Channel again = channels.acquire(a, 0);
+  CHECK(again.number == first.number);
+  CHECK(again.sequence == 2);
+  const Channel reissued = channels.reissue(a, again);
+  CHECK(reissued.sequence == 3);
+  channels.retire(a, reissued, 1000);
+  CHECK(channels.acquire(a, 1000).number == 3);
+  const Channel rested = channels.acquire(a, 1000 + ChannelAllocator::kRestMs);
+  CHECK(rested.number == reissued.number);
+  CHECK(rested.sequence == 4);
+}
+
+TEST_CASE("capabilities: ids are reused, issues never") {
+  CapabilityTable table;
+  std::vector<uint8_t> bytes(88, 1), out;
+  CHECK_FALSE(table.add(bytes.data(), 87).ok());
+  const uint32_t id = *table.add(bytes.data(), 88);
+  CHECK(id == 1);
+  const uint64_t issue = table.issue(id);
+  bytes[0] = 2;
+  CHECK(table.renew(id, bytes.data(), 88).ok());
+  CHECK(table.issue(id) > issue);
+  CHECK(table.copy(id, &out) == table.issue(id));
+  CHECK(out == bytes);
+  CHECK(table.drop(id).ok());
+  CHECK(table.drop(id).error().code == ENOENT);
+  CHECK(table.renew(id, bytes.data(), 88).error().code == ENOENT);
+  CHECK(table.issue(id) == 0);
+  CHECK(table.issue(77777777) == 0);
+  CHECK(*table.add(bytes.data(), 88) == id);
+  CHECK(table.issue(id) > issue + 1);
+  for (uint32_t i = 0; i < 1000; i++) CHECK(*table.add(bytes.data(), 88) == i + 2);
+}
+
+TEST_CASE("routing: unknown places don't serve, bad input is refused") {
+  ffs_chain_route chain{};
+  chain.chain = 3;
+  chain.member_count = 3;
+  ffs_target_route places[2]{};
+  for (int i = 0; i < 3; i++) chain.members[i] = 10 + i, chain.states[i] = FFS_SERVING;
+  chain.states[1] = FFS_SYNCING;
+  for (int i = 0; i < 2; i++) {
+    places[i].target = 10 + i;
+    places[i].port = 4000;
+    std::strcpy(places[i].host, "127.0.0.1");
+  }
+  auto routing = make_routing(9, &chain, 1, places, 2);
+  REQUIRE(routing.ok());
+  const Chain* known = (*routing)->chain(ChainId(3));
+  REQUIRE(known != nullptr);
+  CHECK((*routing)->chain(ChainId(4)) == nullptr);
+  CHECK((*routing)->endpoints.size() == 1);
+  CHECK(known->members[0].serving);
+  CHECK_FALSE(known->members[1].serving);
+  CHECK_FALSE(known->members[2].serving);
+  CHECK(known->head() == &known->members[0]);
+  chain.member_count = 9;
+  CHECK_FALSE(make_routing(9, &chain, 1, places, 2).ok());
+  chain.member_count = 3;
+  std::memset(places[0].host, 'x', sizeof places[0].host);
+  CHECK_FALSE(make_routing(9, &chain, 1, places, 2).ok());
+}
+
+TEST_CASE("an Iov: sealed, whole pages, extents; bad sizes are refused") {
+  IovOptions options;
+  CHECK(Iov::create(options).error().code == EINVAL);
+  options.size_bytes = 5000;
+  auto iov = std::move(*Iov::create(options));
+  CHECK(iov->size() == 8192);
+  CHECK(iov->shareable());
+  CHECK(net::check_sealed(iov->fd(), 0, 8192).ok());
+  CHECK(iov->direct_slice(4096, 4096));
+  CHECK_FALSE(iov->direct_slice(0, 100));
+  CHECK_FALSE(iov->direct_slice(1, 4096));
+  options.size_bytes = kExtentBytes + 4096;
+  auto large = std::move(*Iov::create(options));
+  CHECK(large->extent_bytes(0) == kExtentBytes);
+  CHECK(large->extent_bytes(1) == 4096);
+  CHECK(large->direct_slice(kExtentBytes, 4096));
+  CHECK_FALSE(large->direct_slice(kExtentBytes - 4096, 8192));
+  CHECK(large->region(0) != large->region(1));
+
+  IovOptions shared;
+  shared.fd = iov->fd();
+  auto second = std::move(*Iov::create(shared));
+  CHECK(second->shareable());
+  iov->data()[5] = 42;
+  CHECK(second->data()[5] == 42);
+  options.size_bytes = 4096;
+  options.numa_node = 1000;
+  CHECK_FALSE(Iov::create(options).ok());
+}
+
+TEST_CASE("taking a slice back: new pages for us, the old ones stay with who holds them") {
+  IovOptions options;
+  options.size_bytes = 1 << 20;
+  auto iov = std::move(*Iov::create(options));
+  std::memset(iov->data(), 1, iov->size());
+  // A private mapping that has made its own copy stands for pinned pages here; a pinned page itself
+  // is held by a pipe that the page was given to.
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  iovec piece{iov->data() + 8192, 4096};
+  REQUIRE(::vmsplice(ends[1], &piece, 1, 0) == 4096);
+  const uint64_t before = iov->region(0);
+  REQUIRE(iov->take_back(8192, 4096));
+  CHECK(iov->region(0) != before);
+  CHECK(iov->data()[8191] == 1);
+  CHECK(iov->data()[8192] == 0);
+  CHECK(iov->data()[12287] == 0);
+  CHECK(iov->data()[12288] == 1);
+  iov->data()[8192] = 9;  // the page that the pipe holds is another one now
+  uint8_t held[4096];
+  REQUIRE(::read(ends[0], held, 4096) == 4096);
+  CHECK(held[0] == 1);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+TEST_CASE("the registry: no destroying while used, no using what is gone") {
+  IovOptions options;
+  options.size_bytes = 4096;
+  auto iov = std::move(*Iov::create(options));
+  CHECK_FALSE(IovRegistry::acquire(iov.get()));
+  IovRegistry::add(iov.get());
+  REQUIRE(IovRegistry::acquire(iov.get()));
+  CHECK(IovRegistry::remove(iov.get()).error().code == EBUSY);
+  iov->unuse();
+  const uint64_t removals = IovRegistry::removals();
+  CHECK(IovRegistry::alive(iov->serial()));
+  CHECK(IovRegistry::remove(iov.get()).ok());
+  CHECK(IovRegistry::removals() == removals + 1);
+  CHECK_FALSE(IovRegistry::alive(iov->serial()));
+  CHECK(IovRegistry::remove(iov.get()).error().code == ENOENT);
+}
