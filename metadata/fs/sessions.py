@@ -123,9 +123,17 @@ async def fenced_clients(
     return [(id_in_key(key), decode_fence(value)) for key, value in pairs]
 
 
-def forget_fenced(txn: Transaction, client: int) -> None:
-    """For when every storage server has acknowledged the fence and manager time is past its expiry."""
-    txn.clear(fence_key(client))
+async def forget_fences(core: Core) -> int:
+    """Drops the fences whose client can't have a capability left that hasn't expired; how many."""
+    now = core.cluster.manager_time_ms()
+
+    async def body(txn: Transaction) -> int:
+        old = [c for c, fence in await fenced_clients(txn, 0, PAGE) if fence.capability_expiry_ms < now]
+        for client in old:
+            txn.clear(fence_key(client))
+        return len(old)
+
+    return await core.store.run(body)
 
 
 # --- settling -------------------------------------------------------------------------------
@@ -260,7 +268,7 @@ class SessionSweeper:
         self._seen = live
         for client in await self._ended():
             done += await settle_client(self._core, client)
-        return done
+        return done + await forget_fences(self._core)
 
     async def _sessions(self) -> list[tuple[int, int, int]]:
         """(client, ttl, beat) of each."""

@@ -86,18 +86,25 @@ def need_unsticky(parent: Inode, victim: Inode, creds: Creds, path: bytes) -> No
         raise errors.NotPermitted("the directory is sticky and the entry somebody else's", path)
 
 
-async def walk(reader: Reader, creds: Creds, path: bytes, follow: bool = True) -> Found:
+async def walk(
+    reader: Reader, creds: Creds, path: bytes, follow: bool = True, *, entry: bool = False
+) -> Found:
     """Walks `path`; a symlink as last name is followed if `follow`, or if a "/" comes after it.
+
+    `entry`: the caller means the entry itself, to make or remove it. Then a "/" at the end neither follows nor
+    demands a directory; the caller looks at `slash`.
 
     Raises NotFound when a directory on the way is missing - unless the caller handles `rest`, see
     `walk_missing` - NotADirectory, AccessDenied, SymlinkLoop, NameTooLong, InvalidArgument."""
-    found = await walk_missing(reader, creds, path, follow)
+    found = await walk_missing(reader, creds, path, follow, entry=entry)
     if found.rest:
         raise errors.NotFound(f"there is no {found.name!r} on the way", path)
     return found
 
 
-async def walk_missing(reader: Reader, creds: Creds, path: bytes, follow: bool = True) -> Found:
+async def walk_missing(
+    reader: Reader, creds: Creds, path: bytes, follow: bool = True, *, entry: bool = False
+) -> Found:
     """As `walk`, but a missing directory on the way is a result with `rest`."""
     names, slash = split(path)
     names.reverse()  # the next name is popped from the end
@@ -141,7 +148,7 @@ async def walk_missing(reader: Reader, creds: Creds, path: bytes, follow: bool =
             if data is None:
                 raise errors.NotFound(None, path)
             inode = decode_inode(data)
-        elif kind == SYMLINK and (names or follow or slash):
+        elif kind == SYMLINK and (names or (follow if not slash else not entry)):
             links += 1
             if links > MAX_SYMLINKS:
                 raise errors.SymlinkLoop(f"more than {MAX_SYMLINKS} symbolic links on the way", path)
@@ -161,6 +168,6 @@ async def walk_missing(reader: Reader, creds: Creds, path: bytes, follow: bool =
             kind = DIRECTORY
             if not ahead:  # a link to "/" or "." alone
                 name = b"" if ino == ROOT_INO else b"."
-    if slash and kind != DIRECTORY:
+    if slash and kind != DIRECTORY and not entry:
         raise errors.NotADirectory("the path ends in / and this is no directory", path)
     return Found(parent, parent_inode, name, ino, kind, slash, names)

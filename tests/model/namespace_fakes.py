@@ -79,7 +79,9 @@ class FakeChains:
         keys = [k for k in chunks if k[0] == space]
         return (max(keys)[1], chunks[max(keys)]) if keys else None
 
-    def write(self, ino: int, layout: Layout, epoch: int, offset: int, length: int, chains: Sequence[int]) -> None:
+    def write(
+        self, ino: int, layout: Layout, epoch: int, offset: int, length: int, chains: Sequence[int]
+    ) -> None:
         """What a client does: data of a file."""
         placement = Placement(layout, chains)
         for piece in chunk_slices(layout.chunk_size, offset, length):

@@ -30,7 +30,7 @@ def check_params(params: KvParams, path: bytes) -> None:
 
 async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: int) -> meta.KvOpened:
     check_params(req.params, req.path)
-    found = await walk(txn, req.creds, req.path, follow=req.exist_ok)
+    found = await walk(txn, req.creds, req.path, follow=req.exist_ok, entry=True)
     if found.ino:
         if not req.exist_ok:
             raise errors.Exists(None, req.path)

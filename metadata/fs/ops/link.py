@@ -29,7 +29,7 @@ async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
     """A name for a file. What it replaces, if that is asked for, goes in the same transaction."""
     ino, inode = await resolve(txn, req.creds, req.source, req.ino, req.follow)
     path = req.target
-    found = await walk(txn, req.creds, path, follow=False)
+    found = await walk(txn, req.creds, path, follow=False, entry=True)
     if found.special or (found.ino and not req.replace):
         raise errors.Exists(None, path)
     if found.slash:
@@ -76,7 +76,7 @@ async def symlink(core: Core, txn: Transaction, req: meta.SymLink) -> meta.StatR
         raise errors.NameTooLong(f"a target has less than {MAX_PATH_BYTES} bytes", req.path)
     if b"\0" in req.target:
         raise errors.InvalidArgument("a target has no NUL byte", req.path)
-    found = await walk(txn, req.creds, req.path, follow=False)
+    found = await walk(txn, req.creds, req.path, follow=False, entry=True)
     if found.ino:
         raise errors.Exists(None, req.path)
     if found.slash:

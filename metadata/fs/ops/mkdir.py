@@ -15,7 +15,7 @@ from metadata.kv.contract import Transaction
 async def mkdir(core: Core, txn: Transaction, req: meta.MkDir) -> meta.StatReply:
     if req.parents:
         return await _make_all(core, txn, req)
-    found = await walk(txn, req.creds, req.path, follow=False)
+    found = await walk(txn, req.creds, req.path, follow=False, entry=True)
     if found.ino:
         raise errors.Exists(None, req.path)
     ino, inode = await _make(core, txn, req, found, req.mode)

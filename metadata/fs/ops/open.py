@@ -87,6 +87,8 @@ async def open_read(core: Core, reader: Reader, req: meta.Open, capability: int)
     if data is None:
         raise errors.NotFound(f"inode {ino} is gone", req.path or None)
     inode = decode_inode(data)
+    if inode.type == DIRECTORY:
+        need(inode, req.creds, R, req.path)
     check_type(inode, req.path)
     need(inode, req.creds, R, req.path)
     proof, expiry = core.capability(capability, req.client, ino, inode, RIGHT_READ)
@@ -125,11 +127,15 @@ async def open_write(
         await _need_held(txn, req.client, ino)
     else:
         exclusive = flags & OPEN_CREATE and flags & OPEN_EXCL
-        found = await walk(txn, req.creds, path, not (exclusive or flags & OPEN_NOFOLLOW))
-        if flags & OPEN_CREATE:
+        create = bool(flags & OPEN_CREATE)
+        follow = not (exclusive or flags & OPEN_NOFOLLOW)
+        found = await walk(txn, req.creds, path, follow, entry=create)
+        if create:
+            if found.slash and not found.special:
+                raise errors.IsADirectory("a file's name doesn't end in /", path)
             if found.ino and exclusive:
                 raise errors.Exists(None, path)
-            if found.special or found.slash:
+            if found.special:
                 raise errors.IsADirectory(None, path)
         if not found.ino:
             if not flags & OPEN_CREATE:

@@ -32,13 +32,14 @@ async def unlink(core: Core, txn: Transaction, req: meta.Unlink) -> OkReply:
 
 
 async def unlink_path(core: Core, txn: Transaction, creds: Creds, path: bytes) -> None:
-    found = await walk(txn, creds, path, follow=False)
+    found = await walk(txn, creds, path, follow=False, entry=True)
     if found.special:
         raise errors.IsADirectory(None, path)
     if not found.ino:
         raise errors.NotFound(None, path)
     if found.slash:
-        raise errors.IsADirectory("use rmdir", path)
+        cls = errors.IsADirectory if found.type == DIRECTORY else errors.NotADirectory
+        raise cls("a name to unlink doesn't end in /", path)
     inode = await get_inode(txn, found.ino)
     need(found.parent_inode, creds, W | X, path)
     need_unsticky(found.parent_inode, inode, creds, path)
@@ -52,7 +53,7 @@ async def unlink_path(core: Core, txn: Transaction, creds: Creds, path: bytes) -
 
 async def rmdir(core: Core, txn: Transaction, req: meta.RmDir) -> OkReply:
     creds, path = req.creds, req.path
-    found = await walk(txn, creds, path, follow=False)
+    found = await walk(txn, creds, path, follow=False, entry=True)
     _refuse_special(found, path)
     if not found.ino:
         raise errors.NotFound(None, path)
@@ -82,7 +83,7 @@ async def remove_tree(core: Core, txn: Transaction, req: meta.RemoveTree, checke
     """Detaches a directory with all in it. `checked`: the inode that `check_tree` found removable by a user
     who doesn't own it."""
     creds, path = req.creds, req.path
-    found = await walk(txn, creds, path, follow=False)
+    found = await walk(txn, creds, path, follow=False, entry=True)
     _refuse_special(found, path)
     if not found.ino:
         raise errors.NotFound(None, path)
@@ -113,7 +114,7 @@ def mark_removed(txn: Transaction, ino: int, inode: Inode) -> None:
 async def find_tree(reader: Reader, creds: Creds, path: bytes) -> tuple[int, bool]:
     """(inode of the tree's root, whether it must be looked through): a user may remove what he owns; else
     every directory with something in it must let him. (0, False): the operation will say what is wrong."""
-    found = await walk(reader, creds, path, follow=False)
+    found = await walk(reader, creds, path, follow=False, entry=True)
     if found.special or not found.ino or found.type != DIRECTORY:
         return 0, False
     inode = await get_inode(reader, found.ino)
