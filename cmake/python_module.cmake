@@ -1,5 +1,6 @@
 # The cffi module ffs._native._ffs (API mode, abi3): a small Python script strips ffs.h and emits C.
-find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.SABIModule)
+# CMake 3.25 knows no limited ABI (Development.SABIModule is 3.26's), so its macro and suffix stand here.
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 
 set(generated ${CMAKE_CURRENT_BINARY_DIR}/_ffs.c)
 add_custom_command(
@@ -8,7 +9,11 @@ add_custom_command(
           ${CMAKE_CURRENT_SOURCE_DIR}/native/include/ffs/ffs.h ${generated}
   DEPENDS ffs/_native/build.py native/include/ffs/ffs.h
   VERBATIM)
-Python_add_library(_ffs MODULE USE_SABI 3.11 WITH_SOABI ${generated})
+Python_add_library(_ffs MODULE ${generated})
+set_target_properties(_ffs PROPERTIES SUFFIX ".abi3.so" C_VISIBILITY_PRESET hidden)
+target_compile_definitions(_ffs PRIVATE Py_LIMITED_API=0x030B0000)
 target_compile_options(_ffs PRIVATE -Wno-shadow -Wno-unused-parameter)
+# What ffs.h declares and nobody defines is an error here, not at import. (Python's own symbols are the
+# interpreter's.)
 target_link_libraries(_ffs PRIVATE ffs_capi)
 install(TARGETS _ffs DESTINATION ffs/_native)
