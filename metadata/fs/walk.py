@@ -91,8 +91,8 @@ async def walk(
 ) -> Found:
     """Walks `path`; a symlink as last name is followed if `follow`, or if a "/" comes after it.
 
-    `entry`: the caller means the entry itself, to make or remove it. Then a "/" at the end neither follows nor
-    demands a directory; the caller looks at `slash`.
+    `entry`: the caller means the entry itself, to make or remove it. Then a "/" at the end neither follows
+    nor demands a directory; the caller looks at `slash`.
 
     Raises NotFound when a directory on the way is missing - unless the caller handles `rest`, see
     `walk_missing` - NotADirectory, AccessDenied, SymlinkLoop, NameTooLong, InvalidArgument."""
