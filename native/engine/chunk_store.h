@@ -14,6 +14,7 @@
 //   ESTALE    base is neither committed nor pending, or it was dropped meanwhile; client fenced
 //   ENOSPC    no room on the device (max_chunks and snapshot room count too); nothing is changed
 //   EINVAL    a bad argument                    EBADMSG  a granule failed its checksum
+//   EBUSY     a chunk has 64 pending versions already
 //   EIO       the device failed, or the store is poisoned (`metrics().poisoned`): a write or flush
 //             of the journal failed, so that nothing can be promised until a restart
 //
@@ -114,6 +115,7 @@ struct SpaceEpoch {
 // ---------------------------------------------------------------------------------- operations
 
 class ChunkStore;
+class Recovery;
 struct StoreOp;
 using StoreDone = void (*)(StoreOp* op);
 
@@ -125,6 +127,8 @@ struct StoreOp {
   const char* what = nullptr;
 
   // For the store.
+  uint8_t store_kind = 0;
+  void* store = nullptr;
   StoreOp* next = nullptr;
   uint64_t wait_block = 0;
   io::Op io;
@@ -132,8 +136,8 @@ struct StoreOp {
 
 // Where the bytes of a read go that the device can't deliver directly: the ends of unaligned
 // ranges, zeros, small updates that are still in the journal. Called on the shard thread, in any
-// order, never twice for one byte; `at` counts from the start of the read. Returns 0 or a
-// positive errno, which becomes the op's.
+// order; what a later call puts at the same place replaces the earlier. `at` counts from the start
+// of the read. Returns 0 or a positive errno, which becomes the op's.
 struct Sink {
   virtual int put(uint32_t at, const uint8_t* bytes, uint32_t size) = 0;
 
@@ -178,13 +182,19 @@ struct ReadOp : StoreOp {
 
   // For the store.
   struct Private {
-    uint32_t chunk = 0, overlay = 0, place_class = 0, sums = 0;
-    uint64_t place = 0;
-    uint32_t stored = 0, at = 0, direct_from = 0, direct_to = 0;
+    uint64_t place = 0;    // referenced until the end
+    uint32_t overlay = 0;  // referenced until the end
+    uint32_t stored = 0, readable = 0;
+    uint32_t from = 0, to = 0;                // the range, cut at the chunk's end
+    uint32_t direct_from = 0, direct_to = 0;  // of it, what the device delivers by itself
+    uint32_t next = 0, scratch_end = 0;       // of the rest, what is still to come
+    uint32_t piece_from = 0, piece_to = 0;    // being read into scratch memory
+    uint32_t scratch_bytes = 0;
     uint8_t* scratch = nullptr;
-    uint32_t scratch_from = 0, scratch_to = 0;
-    uint8_t steps = 0;
-    bool ready = false;
+    bool verify = false;
+    uint8_t in_flight = 0;
+    io::Op io2;
+    uint32_t sums[kMaxGranules];
   } p;
 };
 
@@ -219,20 +229,28 @@ struct StageOp : StoreOp {
                              // committed with it
   // For the store.
   struct Private {
-    uint8_t path = 0, state = 0;
-    uint32_t chunk = 0;
+    uint8_t path = 0;
+    uint8_t place_class = 0xff;
+    bool new_place = false;  // `place` was allocated for this update
+    bool verify_span = false;
+    bool holds_base = false;
+    bool reading = false;
+    uint8_t in_flight = 0;
+    uint16_t target_index = 0;
     uint64_t place = 0;
-    uint32_t place_class = 0, stored = 0, new_length = 0;
-    uint64_t base_place = 0;
-    uint32_t base_stored = 0, base_length = 0, base_overlay = 0;
-    bool base_ref = false, has_place = false, base_has_place = false;
+    uint64_t base_place = 0;    // referenced until the end
+    uint32_t base_overlay = 0;  // referenced until the end
+    uint32_t base_stored = 0, base_length = 0;
+    uint32_t stored = 0, new_length = 0;
     uint32_t first_changed = 0, end_changed = 0;  // granules
+    uint32_t span_from = 0, span_to = 0;          // bytes of the base that are read
+    uint32_t at = 0;                              // rebuild: the current piece
     uint8_t* scratch = nullptr;
-    uint32_t at = 0, piece = 0, span_from = 0, span_to = 0;
-    uint32_t overlay = 0;
-    uint32_t writes = 0;
-    io::Op io2, io3;
-    uint32_t sums[kMaxGranules];
+    uint8_t* overlay = nullptr;
+    uint32_t overlay_block = 0, overlay_blocks = 0;
+    io::Op io2;
+    uint32_t sums[kMaxGranules];  // of the new version
+    uint32_t base_sums[kMaxGranules];
   } p;
 };
 
@@ -429,6 +447,7 @@ class ChunkStore {
   void start_snapshot();
 
  private:
+  friend class Recovery;
   struct Impl;
   explicit ChunkStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

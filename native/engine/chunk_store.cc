@@ -1,0 +1,600 @@
+// Look-ups, small records, and what holds the parts together.
+#include "engine/chunk_store.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "engine/store_impl.h"
+
+namespace ffs::engine {
+
+// ------------------------------------------------------------------------------ completion
+
+void ChunkStore::Impl::finish(StoreOp* op, int error, const char* what) {
+  op->error = error;
+  op->what = what;
+  if (op->done != nullptr) op->done(op);
+}
+
+void ChunkStore::Impl::fail_later(StoreOp* op, int error, const char* what) {
+  op->error = error;
+  op->what = what;
+  op->store = this;
+  op->io.owner = op;
+  op->io.done = [](io::Op* io_op) {
+    auto store_op = static_cast<StoreOp*>(io_op->owner);
+    static_cast<Impl*>(store_op->store)->ops_deferred--;
+    if (store_op->done != nullptr) store_op->done(store_op);
+  };
+  ops_deferred++;
+  io.defer(&op->io, 0);
+}
+
+void ChunkStore::Impl::when_durable(StoreOp* op) {
+  want_flush();
+  if (op == nullptr) return;
+  if (poisoned) {
+    fail_later(op, EIO, "the store is poisoned by a failed journal write: restart it");
+    return;
+  }
+  op->wait_block = journal->last_block();
+  durable_waiters.push(op);
+}
+
+void ChunkStore::Impl::want_flush() {
+  flush_wanted = true;
+  schedule_pump();
+}
+
+void ChunkStore::Impl::schedule_pump() {
+  if (pump_scheduled) return;
+  pump_scheduled = true;
+  io.defer(&pump_op, 0);
+}
+
+// Runs once a pass after something changed, so that one group takes all that a pass brought.
+void ChunkStore::Impl::pump() {
+  pump_scheduled = false;
+  retry_waiting();
+  pump_apply();
+  if (flush_wanted && !journal->busy() && !poisoned) {
+    flush_wanted = false;
+    // An empty group serves those who wait for old blocks that are flushed already.
+    journal->kick(false);
+    if (!journal->busy()) release_durable(journal->flushed_block());
+  }
+  if (journal->used_bytes() > journal->region_bytes() / 2) start_snapshot();
+}
+
+void ChunkStore::Impl::release_durable(uint64_t block) {
+  while (!durable_waiters.empty() && durable_waiters.head->wait_block <= block) {
+    StoreOp* op = durable_waiters.pop();
+    if (op->store_kind == kStageKind) {
+      auto stage_op = static_cast<StageOp*>(op);
+      uint32_t chunk = state->index.find(stage_op->p.target_index, stage_op->key);
+      Pending* pending = chunk != 0 ? state->find_pending(chunk, stage_op->version) : nullptr;
+      if (pending != nullptr) pending->durable = true;
+    }
+    finish(op, 0, nullptr);
+  }
+}
+
+void ChunkStore::Impl::journal_flushed(uint64_t block, uint64_t sync) {
+  release_quarantine(block);
+  apply_synced(sync);
+  snapshot_progress(block, sync);
+  release_durable(block);
+  if (!durable_waiters.empty() || flush_wanted) want_flush();
+  schedule_pump();
+}
+
+void ChunkStore::Impl::journal_failed(int error) {
+  poison(error);
+}
+
+void ChunkStore::Impl::poison(int error) {
+  if (!poisoned) {
+    std::fprintf(
+        stderr,
+        "ffs: engine: journal write or flush failed (%s): the device refuses all updates until a restart\n",
+        std::strerror(error));
+  }
+  poisoned = true;
+  const char* what = "the store is poisoned by a failed journal write: restart it";
+  while (!durable_waiters.empty()) fail_later(durable_waiters.pop(), EIO, what);
+  schedule_pump();
+}
+
+// ------------------------------------------------------------------------------ slots
+
+void ChunkStore::Impl::ref_slot(uint64_t place) {
+  slot_uses[place].refs++;
+}
+
+void ChunkStore::Impl::unref_slot(uint64_t place) {
+  SlotUse* use = slot_uses.find(place);
+  FFS_CHECK(use != nullptr && use->refs > 0);
+  if (--use->refs > 0) return;
+  SlotUse last = *use;
+  slot_uses.erase(place);
+  if (last.dying) {
+    dying_slots--;
+    quarantine_slot(place, last.place_class);
+  }
+  if (!apply_queue.empty() || !stage_waiters.empty()) schedule_pump();
+}
+
+void ChunkStore::Impl::slot_unused(uint64_t place, uint8_t place_class) {
+  if (replaying) return;
+  SlotUse* use = slot_uses.find(place);
+  if (use != nullptr) {
+    use->dying = true;
+    use->place_class = place_class;
+    dying_slots++;
+  } else {
+    quarantine_slot(place, place_class);
+  }
+}
+
+// Until the record that freed it is durable, a crash may bring the slot's old owner back.
+void ChunkStore::Impl::quarantine_slot(uint64_t place, uint8_t place_class) {
+  // The record was appended just before, or earlier.
+  uint64_t block = journal->last_block();
+  if (mutants.reuse_slot_before_flush ||
+      (block <= journal->flushed_block() && !journal->anything_gathered())) {
+    allocator->free(place, place_class);
+    schedule_pump();
+  } else {
+    quarantine.push_back({place, block, place_class});
+  }
+}
+
+void ChunkStore::Impl::release_quarantine(uint64_t flushed_block) {
+  while (!quarantine.empty() && quarantine.front().block <= flushed_block) {
+    allocator->free(quarantine.front().place, quarantine.front().place_class);
+    quarantine.pop_front();
+  }
+}
+
+uint8_t* ChunkStore::Impl::overlay_memory(uint32_t blocks) {
+  uint8_t* bytes = overlay_pool->allocate(blocks * kBlock);
+  if (bytes != nullptr) counters.overlay_bytes += blocks * kBlock;
+  return bytes;
+}
+
+void ChunkStore::Impl::overlay_unused(uint8_t* bytes, uint32_t blocks) {
+  if (overlay_pool != nullptr && overlay_pool->contains(bytes)) {
+    counters.overlay_bytes -= blocks * kBlock;
+    overlay_pool->release(bytes);
+  } else {
+    std::free(bytes);  // made by replay
+  }
+}
+
+// ------------------------------------------------------------------------------ look-ups
+
+int ChunkStore::Impl::target_index(TargetId target) const {
+  for (size_t i = 0; i < identity.targets.size(); i++) {
+    if (identity.targets[i] == target) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void ChunkStore::Impl::fill_info(uint32_t chunk, ChunkInfo* info) const {
+  const Chunk& c = state->index[chunk];
+  const Live* live = state->index.live_if(chunk);
+  uint32_t granules = c.image.granules();
+  info->key = c.key;
+  info->version = c.image.version;
+  info->length = c.image.logical;
+  info->stored_length = c.image.stored;
+  info->attributes = c.image.attributes();
+  info->checksums = {state->index.sums.at(c.image.sums, granules), granules};
+  info->pending_count = live != nullptr ? static_cast<uint32_t>(live->pendings.size()) : 0;
+}
+
+void ChunkStore::Impl::fill_pending(const Pending& pending, PendingInfo* info) const {
+  uint32_t granules = pending.image.granules();
+  info->version = pending.image.version;
+  info->base = pending.base;
+  info->kind = pending.image.kind;
+  info->write_offset = pending.write_offset;
+  info->write_length = pending.write_length;
+  info->length = pending.image.logical;
+  info->stored_length = pending.image.stored;
+  info->attributes = pending.image.attributes();
+  info->identity = pending.identity;
+  info->chain = pending.chain;
+  info->space_epoch = pending.space_epoch;
+  info->durable = pending.durable;
+  info->checksums = {state->index.sums.at(pending.image.sums, granules), granules};
+}
+
+ChunkStore::ChunkStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ChunkStore::~ChunkStore() = default;
+
+bool ChunkStore::lookup(TargetId target, const ChunkKey& key, ChunkInfo* info) const {
+  int index = impl_->target_index(target);
+  uint32_t chunk = index >= 0 ? impl_->state->index.find(static_cast<uint16_t>(index), key) : 0;
+  if (chunk == 0) return false;
+  impl_->fill_info(chunk, info);
+  return !info->version.none() || info->pending_count > 0;
+}
+
+bool ChunkStore::pending_at(TargetId target, const ChunkKey& key, uint32_t number, PendingInfo* info) const {
+  int index = impl_->target_index(target);
+  uint32_t chunk = index >= 0 ? impl_->state->index.find(static_cast<uint16_t>(index), key) : 0;
+  const Live* live = chunk != 0 ? impl_->state->index.live_if(chunk) : nullptr;
+  if (live == nullptr || number >= live->pendings.size()) return false;
+  impl_->fill_pending(live->pendings[number], info);
+  return true;
+}
+
+bool ChunkStore::find_pending(TargetId target, const ChunkKey& key, const Version& version,
+                              PendingInfo* info) const {
+  int index = impl_->target_index(target);
+  uint32_t chunk = index >= 0 ? impl_->state->index.find(static_cast<uint16_t>(index), key) : 0;
+  const Pending* pending = chunk != 0 ? impl_->state->find_pending(chunk, version) : nullptr;
+  if (pending == nullptr) return false;
+  impl_->fill_pending(*pending, info);
+  return true;
+}
+
+// ------------------------------------------------------------------------------ records without data
+
+void ChunkStore::stage(StageOp* op) {
+  impl_->stage(op);
+}
+void ChunkStore::read(ReadOp* op) {
+  impl_->read(op);
+}
+
+Status ChunkStore::commit(TargetId target, const ChunkKey& key, const Version& version, StoreOp* op) {
+  Impl& s = *impl_;
+  int index = s.target_index(target);
+  uint32_t chunk = index >= 0 ? s.state->index.find(static_cast<uint16_t>(index), key) : 0;
+  Image* image = chunk != 0 ? s.state->find_image(chunk, version) : nullptr;
+  if (image == nullptr) return Error::of(ENOENT, "a commit of a version that isn't pending");
+  if (s.poisoned) return Error::of(EIO, "the store is poisoned by a failed journal write: restart it");
+  if (op != nullptr) op->store_kind = kPlainOp;
+  if (image == &s.state->index[chunk].image) {
+    if (op != nullptr) s.when_durable(op);
+    return ok_status();
+  }
+  auto target_number = static_cast<uint16_t>(index);
+  s.append_simple(RecordType::commit, target_number, CommitRecord{key, version});
+  FFS_CHECK(s.state->commit(target_number, key, version) == nullptr);
+  s.counters.committed++;
+  chunk = s.state->index.find(target_number, key);
+  if (chunk != 0) s.queue_apply(chunk);
+  if (op != nullptr) s.when_durable(op);
+  return ok_status();
+}
+
+void ChunkStore::refuse(TargetId target, const ChunkKey& key, const Version& version,
+                        const UpdateIdentity& identity, ChainId chain, uint32_t code, StoreOp* op) {
+  Impl& s = *impl_;
+  int index = s.target_index(target);
+  op->store_kind = kPlainOp;
+  if (index < 0 || code == 0) return s.fail_later(op, EINVAL, "no such target, or a refusal without a code");
+  if (s.poisoned) return s.fail_later(op, EIO, "the store is poisoned by a failed journal write: restart it");
+  RefuseRecord record{key,  version, identity.client.value, identity.sequence, identity.channel, chain.value,
+                      code, 0};
+  s.append_simple(RecordType::refuse, static_cast<uint16_t>(index), record);
+  FFS_CHECK(s.state->refuse(static_cast<uint16_t>(index), record) == nullptr);
+  s.counters.refused++;
+  s.when_durable(op);
+}
+
+bool ChunkStore::retry_lookup(TargetId target, ClientId client, ChainId chain, uint32_t channel,
+                              RetryEntry* entry) const {
+  int index = impl_->target_index(target);
+  if (index < 0) return false;
+  const RetryEntry* found = impl_->state->retry.find({static_cast<uint16_t>(index), client, chain, channel});
+  if (found == nullptr) return false;
+  *entry = *found;
+  return true;
+}
+
+void ChunkStore::retry_set(TargetId target, ClientId client, ChainId chain, uint32_t channel,
+                           const RetryEntry& entry, StoreOp* op) {
+  Impl& s = *impl_;
+  int index = s.target_index(target);
+  if (op != nullptr) op->store_kind = kPlainOp;
+  const char* what = index < 0 ? "no such target on this device" : nullptr;
+  if (what == nullptr && s.state->snapshot_bytes() + kMaxBlockBytes > s.snapshot_limit()) {
+    if (op != nullptr) s.fail_later(op, ENOSPC, "no room for more records in a snapshot");
+    return;
+  }
+  if (what != nullptr) {
+    if (op != nullptr) s.fail_later(op, EINVAL, what);
+    return;
+  }
+  RetryRecord record{entry.key, entry.version, client.value, entry.sequence,
+                     channel,   chain.value,   entry.error,  static_cast<uint8_t>(entry.state),
+                     {}};
+  s.append_simple(RecordType::retry, static_cast<uint16_t>(index), record);
+  s.state->set_retry({static_cast<uint16_t>(index), client, chain, channel}, entry);
+  s.when_durable(op);
+}
+
+void ChunkStore::fence(ClientId client, StoreOp* op) {
+  if (op != nullptr) op->store_kind = kPlainOp;
+  impl_->append_simple(RecordType::fence, kDeviceRecord, FenceRecord{client.value});
+  impl_->state->fence(client);
+  impl_->when_durable(op);
+}
+
+bool ChunkStore::fenced(ClientId client) const {
+  return impl_->fenced_client(client);
+}
+
+void ChunkStore::set_space_epoch(TargetId target, uint64_t space, const SpaceEpoch& epoch, StoreOp* op) {
+  Impl& s = *impl_;
+  int index = s.target_index(target);
+  if (op != nullptr) op->store_kind = kPlainOp;
+  if (index < 0) {
+    if (op != nullptr) s.fail_later(op, EINVAL, "no such target on this device");
+    return;
+  }
+  SpaceEpochRecord record{space, epoch.least_epoch, epoch.expiry_ms};
+  s.append_simple(RecordType::space_epoch, static_cast<uint16_t>(index), record);
+  s.state->set_space(static_cast<uint16_t>(index), space, epoch);
+  s.when_durable(op);
+}
+
+SpaceEpoch ChunkStore::space_epoch(TargetId target, uint64_t space) const {
+  int index = impl_->target_index(target);
+  if (index < 0) return {};
+  const SpaceEpoch* found = impl_->state->spaces.find({static_cast<uint16_t>(index), space});
+  return found != nullptr ? *found : SpaceEpoch{};
+}
+
+void ChunkStore::expire_space_epochs(TargetId target, uint64_t manager_ms, StoreOp* op) {
+  Impl& s = *impl_;
+  int index = s.target_index(target);
+  if (op != nullptr) op->store_kind = kPlainOp;
+  if (index < 0) {
+    if (op != nullptr) s.fail_later(op, EINVAL, "no such target on this device");
+    return;
+  }
+  s.append_simple(RecordType::expire_spaces, static_cast<uint16_t>(index), ExpireSpacesRecord{manager_ms});
+  s.state->expire_spaces(static_cast<uint16_t>(index), manager_ms);
+  s.when_durable(op);
+}
+
+void ChunkStore::set_chain_state(TargetId target, std::span<const uint8_t> bytes, StoreOp* op) {
+  Impl& s = *impl_;
+  int index = s.target_index(target);
+  if (op != nullptr) op->store_kind = kPlainOp;
+  if (index < 0 || bytes.size() > kMaxChainStateBytes) {
+    if (op != nullptr) s.fail_later(op, EINVAL, "no such target, or a chain state of more than 4096 bytes");
+    return;
+  }
+  Writer writer = s.journal->append(chain_state_bytes(bytes.size()));
+  encode_chain_state(writer, static_cast<uint16_t>(index), bytes);
+  s.state->set_chain_state(static_cast<uint16_t>(index), bytes);
+  s.when_durable(op);
+}
+
+std::span<const uint8_t> ChunkStore::chain_state(TargetId target) const {
+  int index = impl_->target_index(target);
+  if (index < 0) return {};
+  return impl_->state->chain_states[static_cast<size_t>(index)];
+}
+
+void ChunkStore::flush(StoreOp* op) {
+  op->store_kind = kPlainOp;
+  impl_->when_durable(op);
+}
+
+// ------------------------------------------------------------------------------ order
+
+bool ChunkStore::first_at_or_after(TargetId target, const ChunkKey& key, ChunkInfo* info) const {
+  int index = impl_->target_index(target);
+  if (index < 0) return false;
+  auto number = static_cast<uint16_t>(index);
+  ChunkKey from = key;
+  for (bool strictly = false;; strictly = true) {
+    uint32_t chunk = impl_->state->index.lower_bound(number, from, strictly);
+    if (chunk == 0 || impl_->state->index[chunk].target != number) return false;
+    impl_->fill_info(chunk, info);
+    if (!info->version.none()) return true;
+    from = info->key;
+  }
+}
+
+bool ChunkStore::last_of_space(TargetId target, uint64_t space, ChunkInfo* info) const {
+  int index = impl_->target_index(target);
+  if (index < 0) return false;
+  auto number = static_cast<uint16_t>(index);
+  std::array<uint8_t, 16> high;
+  high.fill(0xff);
+  ChunkKey from = ChunkKey::of(space, high);
+  for (;;) {
+    uint32_t chunk = impl_->state->index.floor(number, from);
+    if (chunk == 0) return false;
+    const Chunk& c = impl_->state->index[chunk];
+    if (c.target != number || c.key.space() != space) return false;
+    impl_->fill_info(chunk, info);
+    if (!info->version.none()) return true;
+    from = c.key;  // the key before it
+    for (int i = 23; i >= 0; i--) {
+      if (from.bytes[static_cast<size_t>(i)]-- != 0) break;
+    }
+    if (from.space() != space) return false;
+  }
+}
+
+bool ChunkStore::first_pending_at_or_after(TargetId target, const ChunkKey& key, ChunkKey* found) const {
+  int index = impl_->target_index(target);
+  if (index < 0) return false;
+  auto number = static_cast<uint16_t>(index);
+  ChunkKey from = key;
+  for (bool strictly = false;; strictly = true) {
+    uint32_t chunk = impl_->state->index.lower_bound(number, from, strictly);
+    if (chunk == 0 || impl_->state->index[chunk].target != number) return false;
+    const Live* live = impl_->state->index.live_if(chunk);
+    from = impl_->state->index[chunk].key;
+    if (live != nullptr && !live->pendings.empty()) {
+      *found = from;
+      return true;
+    }
+  }
+}
+
+SpaceStats ChunkStore::range_stats(TargetId target, const ChunkKey& from, const ChunkKey& to,
+                                   uint32_t limit) const {
+  SpaceStats stats;
+  int index = impl_->target_index(target);
+  ChunkKey at = from;
+  stats.complete = true;
+  if (index < 0) return stats;
+  for (bool strictly = false;; strictly = true) {
+    uint32_t chunk = impl_->state->index.lower_bound(static_cast<uint16_t>(index), at, strictly);
+    if (chunk == 0) return stats;
+    const Chunk& c = impl_->state->index[chunk];
+    if (c.target != index || c.key > to) return stats;
+    at = c.key;
+    if (limit-- == 0) {
+      stats.complete = false;
+      stats.next = at;
+      return stats;
+    }
+    if (c.image.version.none()) continue;
+    stats.chunks++;
+    stats.bytes += c.image.logical;
+  }
+}
+
+// ------------------------------------------------------------------------------ the rest
+
+void ChunkStore::tick(uint64_t now_us) {
+  impl_->tick(now_us);
+}
+
+void ChunkStore::Impl::tick(uint64_t now) {
+  constexpr uint64_t kLoneRecordUs = 10'000;
+  now_us = now;
+  if (last_snapshot_us == 0) last_snapshot_us = now;
+  bool nearly_full = journal->used_bytes() > journal->region_bytes() / 4 * 3;
+  bool lone = journal->anything_gathered() && !nearly_full;
+  if (!poisoned && !journal->busy() && (lone || !apply_waiting_sync.empty()) &&
+      now - last_lone_flush_us >= kLoneRecordUs) {
+    last_lone_flush_us = now;
+    journal->kick(true);
+  }
+  schedule_pump();
+}
+
+bool ChunkStore::idle() const {
+  return impl_->idle();
+}
+
+bool ChunkStore::Impl::idle() const {
+  return stages_in_flight == 0 && reads_in_flight == 0 && durable_waiters.empty() && ops_deferred == 0 &&
+         !journal->busy() && applying == 0 && !snap.active && !pump_scheduled;
+}
+
+const DeviceIdentity& ChunkStore::identity() const {
+  return impl_->identity;
+}
+bool ChunkStore::has_target(TargetId target) const {
+  return impl_->target_index(target) >= 0;
+}
+
+Capacity ChunkStore::capacity() const {
+  const Impl& s = *impl_;
+  return {s.allocator->capacity_bytes(), s.allocator->free_bytes(), s.super.max_chunks,
+          s.state->committed_chunks};
+}
+
+TargetUsage ChunkStore::usage(TargetId target) const {
+  int index = impl_->target_index(target);
+  return index >= 0 ? impl_->state->usage[static_cast<size_t>(index)] : TargetUsage{};
+}
+
+StoreMetrics ChunkStore::metrics() const {
+  const Impl& s = *impl_;
+  StoreMetrics m = s.counters;
+  m.flushes = s.journal->flushes;
+  m.journal_blocks = s.journal->blocks_written;
+  m.journal_bytes = s.journal->bytes_written;
+  m.journal_used_bytes = s.journal->used_bytes();
+  m.journal_size_bytes = s.journal->region_bytes();
+  m.snapshot_age_us = s.now_us - s.last_snapshot_us;
+  m.waiting = s.stage_waiters.size() + s.read_waiters.count;
+  m.poisoned = s.poisoned;
+  return m;
+}
+
+std::string ChunkStore::check_consistency() const {
+  return impl_->check_consistency();
+}
+void ChunkStore::start_snapshot() {
+  impl_->start_snapshot();
+}
+Status ChunkStore::close() {
+  return impl_->close();
+}
+
+std::string ChunkStore::Impl::check_consistency() const {
+  std::vector<std::pair<uint64_t, uint8_t>> named;
+  uint64_t committed = 0, record_bytes = 0;
+  std::vector<TargetUsage> usage(identity.targets.size());
+  ChunkKey zero{};
+  uint32_t chunk = state->index.lower_bound(0, zero, false);
+  uint32_t walked = 0;
+  while (chunk != 0) {
+    const Chunk& c = state->index[chunk];
+    walked++;
+    if (state->index.find(c.target, c.key) != chunk) return "the hash doesn't find a chunk of the order";
+    std::vector<std::pair<uint64_t, uint8_t>> own;
+    auto name = [&](const Image& image) {
+      if (image.place != 0) own.emplace_back(image.place, image.place_class);
+    };
+    if (!c.image.version.none()) {
+      committed++;
+      usage[c.target].chunks++;
+      usage[c.target].logical_bytes += c.image.logical;
+      name(c.image);
+    }
+    if (const Live* live = state->index.live_if(chunk)) {
+      for (const Pending& pending : live->pendings) name(pending.image);
+    }
+    std::sort(own.begin(), own.end());
+    own.erase(std::unique(own.begin(), own.end()), own.end());
+    for (const auto& [place, place_class] : own) usage[c.target].allocated_bytes += slot_bytes(place_class);
+    named.insert(named.end(), own.begin(), own.end());
+    record_bytes += state->chunk_record_bytes(chunk);
+    chunk = state->index.lower_bound(c.target, c.key, true);
+  }
+  if (walked != state->index.size()) return "the order misses chunks";
+  if (committed != state->committed_chunks) return "the count of committed chunks is wrong";
+  for (size_t t = 0; t < usage.size(); t++) {
+    const TargetUsage& known = state->usage[t];
+    if (known.chunks != usage[t].chunks || known.logical_bytes != usage[t].logical_bytes ||
+        known.allocated_bytes != usage[t].allocated_bytes) {
+      return "the usage of a target is wrong";
+    }
+  }
+  if (record_bytes + state->table_bytes() != state->snapshot_bytes())
+    return "the size of a snapshot is wrong";
+  for (const Quarantined& q : quarantine) named.emplace_back(q.place, q.place_class);
+  slot_uses.for_each([&](uint64_t place, const SlotUse& use) {
+    if (use.dying) named.emplace_back(place, use.place_class);
+  });
+  std::sort(named.begin(), named.end());
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < named.size(); i++) {
+    if (i > 0 && named[i].first == named[i - 1].first) return "two owners of one slot";
+    if (!allocator->in_use(named[i].first, named[i].second)) return "a slot in use is free in the allocator";
+    bytes += slot_bytes(named[i].second);
+  }
+  if (stages_in_flight == 0 && bytes != allocator->used_bytes())
+    return "the allocator holds slots that nobody owns";
+  return {};
+}
+
+}  // namespace ffs::engine

@@ -1,0 +1,221 @@
+#include "engine/journal.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace ffs::engine {
+
+Journal::Journal(const Config& config, const JournalPosition& tail, const JournalPosition& head)
+    : config_(config),
+      tail_(tail.offset),
+      head_(head.offset),
+      next_block_(head.block),
+      next_record_(head.record),
+      last_taken_(head.block - 1),
+      flushed_(head.block - 1) {
+  padding_block_ = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kBlock));
+  FFS_CHECK(padding_block_ != nullptr);
+  sync_op_.owner = this;
+  sync_op_.done = [](io::Op* op) { static_cast<Journal*>(op->owner)->sync_done(op->result); };
+}
+
+Journal::~Journal() {
+  FFS_CHECK(!busy_);
+  for (Block& block : gathering_) release(block);
+  for (Write* write : free_writes_) delete write;
+  std::free(padding_block_);
+}
+
+// ------------------------------------------------------------------------------ gathering
+
+void Journal::new_block() {
+  Block block;
+  block.memory = config_.scratch->allocate(kMaxBlockBytes);
+  block.pooled = block.memory != nullptr;
+  if (!block.pooled) {
+    // Scratch memory is all in use by updates that wait for this journal: never wait for them.
+    block.memory = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes));
+    FFS_CHECK(block.memory != nullptr);
+  }
+  block.used = sizeof(BlockHeader);
+  block.sequence = next_block_++;
+  block.first_record = next_record_;
+  gathering_.push_back(block);
+  gathered_bytes_ += kBlock;
+}
+
+void Journal::release(Block& block) {
+  if (block.pooled) {
+    config_.scratch->release(block.memory);
+  } else {
+    std::free(block.memory);
+  }
+}
+
+Writer Journal::append(size_t bytes) {
+  FFS_CHECK(bytes % 8 == 0 && bytes <= kMaxBlockBytes - sizeof(BlockHeader));
+  if (gathering_.empty() || gathering_.back().used + bytes > kMaxBlockBytes) new_block();
+  Block& block = gathering_.back();
+  uint8_t* at = block.memory + block.used;
+  gathered_bytes_ += round_up(block.used + bytes, kBlock) - round_up(block.used, kBlock);
+  block.used += static_cast<uint32_t>(bytes);
+  block.records++;
+  next_record_++;
+  return Writer(at, bytes);
+}
+
+JournalPosition Journal::begin_snapshot() {
+  // Left empty, the block is not written until a record comes.
+  if (gathering_.empty() || gathering_.back().records > 0) new_block();
+  snapshot_block_ = gathering_.back().sequence;
+  snapshot_record_ = next_record_;
+  snapshot_placed_ = false;
+  return {0, snapshot_block_, snapshot_record_};
+}
+
+JournalPosition Journal::snapshot_position() const {
+  if (snapshot_placed_) return {snapshot_offset_, snapshot_block_, snapshot_record_};
+  // The block is still in memory; so are all from the first gathered one, which comes next.
+  FFS_CHECK(!gathering_.empty());
+  return {head_, gathering_.front().sequence, gathering_.front().first_record};
+}
+
+bool Journal::stuck() const {
+  uint64_t offset, padding;
+  return !busy_ && anything_gathered() && !place(gathering_.front(), &offset, &padding);
+}
+
+void Journal::cut(const JournalPosition& tail) {
+  tail_ = tail.offset;
+}
+
+// ------------------------------------------------------------------------------ writing a group
+
+// Where the block goes, or false if the ring has no room. One block stays free, so that a full ring
+// differs from an empty one.
+bool Journal::place(const Block& block, uint64_t* offset, uint64_t* padding) const {
+  uint64_t span = round_up(block.used, kBlock);
+  uint64_t to_end = config_.region_bytes - head_;
+  *padding = span > to_end ? to_end : 0;
+  *offset = *padding != 0 ? 0 : head_;
+  return used_bytes() + *padding + span + kBlock <= config_.region_bytes;
+}
+
+void Journal::write_padding(uint64_t offset, uint64_t bytes, uint64_t sequence, uint64_t record) {
+  std::memset(padding_block_, 0, kBlock);
+  BlockHeader header{};
+  header.magic = kJournalMagic;
+  header.store_id = config_.store_id;
+  header.sequence = sequence;
+  header.mark = flushed_;
+  header.first_record = record;
+  header.used_bytes = sizeof header;
+  header.span_blocks = static_cast<uint32_t>(bytes / kBlock);
+  header.incarnation = config_.incarnation;
+  header.flags = kBlockIsPadding;
+  seal_block(padding_block_, header);
+  start_write(padding_block_, offset, kBlock);
+}
+
+void Journal::kick(bool even_if_empty) {
+  if (busy_ || failed_) return;
+  bool padded = false;  // one padding block a group: there is one buffer for it
+  size_t taken = 0;
+  for (; taken < gathering_.size(); taken++) {
+    Block& block = gathering_[taken];
+    if (block.records == 0) break;  // begun by a snapshot; always the last
+    uint64_t offset, padding;
+    if (!place(block, &offset, &padding) || (padding != 0 && padded)) break;
+    busy_ = true;
+    if (block.sequence == snapshot_block_) {
+      snapshot_offset_ = head_;
+      snapshot_placed_ = true;
+    }
+    if (padding != 0) write_padding(head_, padding, block.sequence, block.first_record);
+    padded |= padding != 0;
+    auto length = static_cast<uint32_t>(round_up(block.used, kBlock));
+    std::memset(block.memory + block.used, 0, length - block.used);
+    BlockHeader header{};
+    header.magic = kJournalMagic;
+    header.store_id = config_.store_id;
+    header.sequence = block.sequence;
+    header.mark = flushed_;
+    header.first_record = block.first_record;
+    header.used_bytes = block.used;
+    header.span_blocks = length / kBlock;
+    header.record_count = block.records;
+    header.incarnation = config_.incarnation;
+    seal_block(block.memory, header);
+    start_write(block.memory, offset, length);
+    head_ = (offset + length) % config_.region_bytes;
+    last_taken_ = block.sequence;
+    gathered_bytes_ -= length;
+    blocks_written++;
+    bytes_written += length;
+    writing_.push_back(block);
+  }
+  gathering_.erase(gathering_.begin(), gathering_.begin() + static_cast<ptrdiff_t>(taken));
+  if (taken == 0 && even_if_empty) {
+    busy_ = true;
+    start_sync();
+  }
+}
+
+void Journal::start_write(uint8_t* memory, uint64_t offset, uint32_t length) {
+  Write* write;
+  if (free_writes_.empty()) {
+    write = new Write;
+    write->journal = this;
+    write->op.owner = write;
+    write->op.done = [](io::Op* op) { static_cast<Write*>(op->owner)->journal->write_done(op); };
+  } else {
+    write = free_writes_.back();
+    free_writes_.pop_back();
+  }
+  writes_in_flight_++;
+  io::Region region = config_.scratch->region_of(memory);
+  config_.io->write(&write->op, config_.file, config_.region_offset + offset, memory, length, region);
+}
+
+void Journal::write_done(io::Op* op) {
+  free_writes_.push_back(static_cast<Write*>(op->owner));
+  if (op->result < 0 && write_error_ == 0) write_error_ = -op->result;
+  if (--writes_in_flight_ > 0) return;
+  if (write_error_ != 0) {
+    fail(write_error_);
+  } else {
+    start_sync();
+  }
+}
+
+void Journal::start_sync() {
+  syncs_started_++;
+  if (!config_.flush || acknowledge_without_flush) {
+    config_.io->defer(&sync_op_, 0);
+    return;
+  }
+  flushes++;
+  config_.io->datasync(&sync_op_, config_.file);
+}
+
+void Journal::sync_done(int32_t result) {
+  if (result < 0) {
+    fail(-result);
+    return;
+  }
+  flushed_ = last_taken_;
+  for (Block& block : writing_) release(block);
+  writing_.clear();
+  busy_ = false;
+  config_.owner->journal_flushed(flushed_, syncs_started_);
+}
+
+void Journal::fail(int error) {
+  for (Block& block : writing_) release(block);
+  writing_.clear();
+  busy_ = false;
+  failed_ = true;
+  config_.owner->journal_failed(error);
+}
+
+}  // namespace ffs::engine

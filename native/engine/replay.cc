@@ -1,0 +1,581 @@
+// Recovery (docs/disk_format.md, Journal and Snapshots): the snapshot, then the journal, then the
+// judgement of its unflushed tail, then the map of free slots.
+#include <algorithm>
+#include <bitset>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <map>
+
+#include "base/crc32c.h"
+#include "engine/store_impl.h"
+
+namespace ffs::engine {
+
+namespace {
+
+using OrderedKey = std::pair<uint16_t, ChunkKey>;
+using Granules = std::bitset<kMaxGranules>;
+
+struct TailRecord {
+  uint64_t number = 0;
+  std::vector<uint8_t> bytes;
+};
+
+struct NumberedRetry {
+  uint64_t number;
+  RetryChange change;
+};
+
+// A slice of the snapshot: the keys up to `last` (or to the end) as of record `number`.
+struct Cover {
+  OrderedKey last;
+  bool to_end = false;
+  uint64_t number = 0;
+};
+
+struct BlockRef {
+  uint64_t offset;
+  uint64_t sequence;
+  uint64_t first_record;
+  uint32_t used_bytes;
+  uint32_t record_count;
+};
+
+unsigned long long number_of(uint64_t n) {
+  return n;
+}
+
+RecordView view_of(const TailRecord& record) {
+  RecordView view;
+  std::memcpy(&view.header, record.bytes.data(), sizeof view.header);
+  view.bytes = record.bytes;
+  return view;
+}
+
+bool about_chunk(uint8_t type, const RecordView& record, OrderedKey* key) {
+  if (type < 1 || type > 3) return false;
+  key->first = record.header.target;
+  key->second = record.body().key();  // all three begin with it
+  return true;
+}
+
+}  // namespace
+
+class Recovery {
+ public:
+  explicit Recovery(ChunkStore::Impl& store) : s_(store), super_(store.super) {}
+  ~Recovery() { std::free(window_); }
+  Recovery(const Recovery&) = delete;
+
+  Status load_snapshot();
+  Status scan_journal();
+  Status replay_flushed();
+  Status judge_tail();
+  Status rebuild_allocator();
+  JournalPosition head() const { return head_; }
+  uint32_t incarnation() const { return incarnation_; }
+  bool dropped() const { return dropped_; }
+
+ private:
+  Result<const uint8_t*> journal_bytes(uint64_t offset, uint64_t bytes);
+  bool later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t sequence, Status* failure);
+  Status apply_snapshot_record(const RecordView& record, OrderedKey* last);
+  Status apply(const RecordView& record);
+  Status apply_table(const RecordView& record);
+  bool covered(const RecordView& record, uint64_t number) const;
+  Status judge_chunk(const OrderedKey& key, const std::vector<TailRecord>& records);
+  Status try_state(const OrderedKey& key, const std::vector<uint8_t>& saved,
+                   const std::vector<TailRecord>& records, size_t count, bool* right);
+  Result<bool> versions_are_right(const OrderedKey& key, const std::vector<TailRecord>& records,
+                                  size_t count);
+  Result<bool> granules_are_right(const Image& image, const Granules& granules);
+  std::span<const OverlayView> copy_overlays(const OverlayView* overlays, uint32_t count);
+  Status corrupt(const char* what, uint64_t offset) {
+    return open_error(EBADMSG, "the journal is damaged", "%s, at byte %llu of the device", what,
+                      number_of(super_.journal_offset + offset));
+  }
+
+  ChunkStore::Impl& s_;
+  const Superblock& super_;
+  std::vector<Cover> covers_;
+  uint64_t tables_number_ = 0;
+  uint64_t snapshot_number_ = 0;
+  std::vector<BlockRef> blocks_;
+  uint64_t mark_ = 0;
+  JournalPosition head_;
+  uint32_t incarnation_ = 0;
+  std::map<OrderedKey, std::vector<TailRecord>> tail_;
+  std::vector<TailRecord> tail_tables_;
+  std::vector<NumberedRetry> kept_retry_;
+  bool dropped_ = false;
+  std::vector<OverlayView> copied_;
+
+  static constexpr uint64_t kWindowBytes = 4ull << 20;
+  uint8_t* window_ = nullptr;
+  uint64_t window_from_ = 0, window_to_ = 0;
+};
+
+// ------------------------------------------------------------------------------ snapshot
+
+std::span<const OverlayView> Recovery::copy_overlays(const OverlayView* overlays, uint32_t count) {
+  copied_.assign(overlays, overlays + count);
+  for (OverlayView& o : copied_) {
+    auto bytes = static_cast<uint8_t*>(std::aligned_alloc(kBlock, o.blocks * kBlock));
+    FFS_CHECK(bytes != nullptr);
+    std::memcpy(bytes, o.bytes, o.blocks * kBlock);
+    o.bytes = bytes;
+  }
+  return copied_;
+}
+
+Status Recovery::apply_snapshot_record(const RecordView& record, OrderedKey* last) {
+  auto type = static_cast<RecordType>(record.header.type);
+  if (type != RecordType::chunk && type != RecordType::pending) return apply_table(record);
+  if (record.header.target >= super_.target_count)
+    return open_error(EBADMSG, "the snapshot is damaged", "a chunk of no target");
+  const char* wrong = "a record doesn't parse";
+  if (type == RecordType::chunk) {
+    ChunkView view;
+    if (decode_chunk(record, &view)) {
+      wrong = s_.state->restore_chunk(record.header.target, view,
+                                      copy_overlays(view.overlays, view.overlay_count));
+      *last = {record.header.target, view.fixed.key};
+    }
+  } else {
+    StageView view;
+    if (decode_stage(record, &view)) {
+      wrong = s_.state->restore_pending(record.header.target, view,
+                                        copy_overlays(view.overlays, view.overlay_count));
+      *last = {record.header.target, view.fixed.key};
+    }
+  }
+  if (wrong == nullptr) return ok_status();
+  return open_error(EBADMSG, "the snapshot is damaged", "%s, snapshot %llu", wrong,
+                    number_of(super_.snapshot_id));
+}
+
+Status Recovery::load_snapshot() {
+  if (super_.snapshot_area == kNoArea) return ok_status();
+  uint64_t at = super_.snapshot_offset[super_.snapshot_area];
+  uint64_t end = at + super_.snapshot_used;
+  std::unique_ptr<uint8_t, void (*)(void*)> slice(
+      static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes)), std::free);
+  for (uint32_t i = 0; i < super_.snapshot_slices; i++) {
+    auto available = static_cast<uint32_t>(std::min<uint64_t>(kMaxBlockBytes, end - at));
+    if (available == 0) return open_error(EBADMSG, "the snapshot is damaged", "it ends before slice %u", i);
+    FFS_TRY_STATUS(s_.read_now(at, slice.get(), available));
+    BlockHeader header;
+    if (!check_block(slice.get(), available, kSnapshotMagic, super_.store_id, &header) ||
+        header.mark != super_.snapshot_id || header.sequence != i) {
+      return open_error(EBADMSG, "the snapshot is damaged", "slice %u at byte %llu", i, number_of(at));
+    }
+    Reader reader(slice.get() + sizeof header, header.used_bytes - sizeof header);
+    RecordView record;
+    Cover cover;
+    uint32_t count = 0;
+    for (; next_record(reader, &record); count++) FFS_TRY_STATUS(apply_snapshot_record(record, &cover.last));
+    if (!reader.ok() || count != header.record_count) {
+      return open_error(EBADMSG, "the snapshot is damaged", "records of slice %u at byte %llu", i,
+                        number_of(at));
+    }
+    snapshot_number_ = std::max(snapshot_number_, header.first_record);
+    if (i == 0) tables_number_ = header.first_record;
+    if ((header.flags & kSliceHasTables) == 0) {
+      cover.to_end = (header.flags & kSliceIsLast) != 0;
+      cover.number = header.first_record;
+      covers_.push_back(cover);
+    }
+    at += header.span_blocks * kBlock;
+  }
+  if (covers_.empty() || !covers_.back().to_end)
+    return open_error(EBADMSG, "the snapshot is damaged", "its last slice is missing");
+  return ok_status();
+}
+
+// Whether the snapshot shows the record's effect already.
+bool Recovery::covered(const RecordView& record, uint64_t number) const {
+  OrderedKey key;
+  if (!about_chunk(record.header.type, record, &key)) return number <= tables_number_;
+  auto cover = std::lower_bound(covers_.begin(), covers_.end(), key,
+                                [](const Cover& c, const OrderedKey& k) { return !c.to_end && c.last < k; });
+  return cover != covers_.end() && number <= cover->number;
+}
+
+// ------------------------------------------------------------------------------ the journal's blocks
+
+Result<const uint8_t*> Recovery::journal_bytes(uint64_t offset, uint64_t bytes) {
+  if (window_ == nullptr) {
+    window_ = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kWindowBytes));
+    FFS_CHECK(window_ != nullptr);
+  }
+  if (offset < window_from_ || offset + bytes > window_to_) {
+    uint64_t to = std::min(offset + kWindowBytes, super_.journal_bytes);
+    FFS_TRY_STATUS(s_.read_now(super_.journal_offset + offset, window_, static_cast<uint32_t>(to - offset)));
+    window_from_ = offset;
+    window_to_ = to;
+  }
+  return static_cast<const uint8_t*>(window_ + (offset - window_from_));
+}
+
+bool Recovery::later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t sequence, Status* failure) {
+  for (; travelled < super_.journal_bytes;
+       travelled += kBlock, offset = (offset + kBlock) % super_.journal_bytes) {
+    uint64_t available = std::min<uint64_t>(kMaxBlockBytes, super_.journal_bytes - offset);
+    auto bytes = journal_bytes(offset, available);
+    if (!bytes.ok()) {
+      *failure = bytes.error();
+      return false;
+    }
+    BlockHeader header;
+    if (check_block(bytes.value(), available, kJournalMagic, super_.store_id, &header) &&
+        header.mark >= sequence)
+      return true;
+  }
+  return false;
+}
+
+// Finds the end of the journal. Afterwards blocks_ are those to replay and mark_ divides them.
+Status Recovery::scan_journal() {
+  uint64_t offset = super_.replay_offset, travelled = 0;
+  uint64_t expected = super_.replay_block;
+  incarnation_ = super_.replay_incarnation;
+  head_ = {offset, expected, super_.replay_record};
+  mark_ = expected - 1;
+  uint32_t lowest = super_.replay_incarnation;
+  while (travelled < super_.journal_bytes) {
+    uint64_t available = std::min<uint64_t>(kMaxBlockBytes, super_.journal_bytes - offset);
+    FFS_TRY(const uint8_t* bytes, journal_bytes(offset, available));
+    BlockHeader header;
+    bool valid = check_block(bytes, available, kJournalMagic, super_.store_id, &header) &&
+                 header.sequence == expected && header.incarnation >= lowest;
+    uint64_t span = valid ? header.span_blocks * kBlock : 0;
+    bool padding = valid && (header.flags & kBlockIsPadding) != 0;
+    if (valid && (padding ? offset + span != super_.journal_bytes : offset + span > super_.journal_bytes))
+      valid = false;
+    if (!valid) {
+      Status failure = ok_status();
+      if (later_mark_at_least(offset, travelled, expected, &failure)) {
+        return corrupt("a block is bad and a later one says that it was flushed", offset);
+      }
+      FFS_TRY_STATUS(failure);
+      break;
+    }
+    lowest = header.incarnation;
+    incarnation_ = header.incarnation;
+    mark_ = std::max(mark_, header.mark);
+    travelled += span;
+    offset = (offset + span) % super_.journal_bytes;
+    if (padding) continue;  // a crash may have left it without the block that it makes room for
+    blocks_.push_back({offset, expected, header.first_record, header.used_bytes, header.record_count});
+    blocks_.back().offset = (offset + super_.journal_bytes - span) % super_.journal_bytes;
+    expected++;
+    head_ = {offset, expected, header.first_record + header.record_count};
+  }
+  head_.record = std::max(head_.record, snapshot_number_ + 1);
+  return ok_status();
+}
+
+// ------------------------------------------------------------------------------ replay
+
+Status Recovery::apply_table(const RecordView& record) {
+  auto damaged = [] { return open_error(EBADMSG, "a record is damaged", "a table record doesn't parse"); };
+  Reader after(nullptr, 0);
+  uint16_t target = record.header.target;
+  State& state = *s_.state;
+  auto type = static_cast<RecordType>(record.header.type);
+  bool of_device = type == RecordType::fence || type == RecordType::opened;
+  if (!of_device && target >= super_.target_count) return damaged();
+  switch (type) {
+    case RecordType::retry: {
+      RetryRecord fixed;
+      if (!fixed_part(record, &fixed, &after) || fixed.state < 1 || fixed.state > 3) return damaged();
+      state.set_retry(
+          {target, ClientId(fixed.client), ChainId(fixed.chain), fixed.channel},
+          {fixed.sequence, fixed.key, fixed.version, static_cast<RetryState>(fixed.state), fixed.code});
+      return ok_status();
+    }
+    case RecordType::fence: {
+      FenceRecord fixed;
+      if (!fixed_part(record, &fixed, &after)) return damaged();
+      state.fence(ClientId(fixed.client));
+      return ok_status();
+    }
+    case RecordType::space_epoch: {
+      SpaceEpochRecord fixed;
+      if (!fixed_part(record, &fixed, &after)) return damaged();
+      state.set_space(target, fixed.space, {fixed.least_epoch, fixed.expiry_ms});
+      return ok_status();
+    }
+    case RecordType::expire_spaces: {
+      ExpireSpacesRecord fixed;
+      if (!fixed_part(record, &fixed, &after)) return damaged();
+      state.expire_spaces(target, fixed.manager_ms);
+      return ok_status();
+    }
+    case RecordType::chain_state: {
+      ChainStateRecord fixed;
+      if (!fixed_part(record, &fixed, &after) || fixed.bytes > kMaxChainStateBytes) return damaged();
+      auto bytes = after.bytes(fixed.bytes);
+      if (!after.ok()) return damaged();
+      state.set_chain_state(target, bytes);
+      return ok_status();
+    }
+    case RecordType::opened:
+      return ok_status();
+    default:
+      return open_error(EBADMSG, "a record is damaged", "unknown record type %u", record.header.type);
+  }
+}
+
+Status Recovery::apply(const RecordView& record) {
+  State& state = *s_.state;
+  uint16_t target = record.header.target;
+  OrderedKey key;
+  if (!about_chunk(record.header.type, record, &key)) return apply_table(record);
+  const char* wrong = "a record doesn't parse";
+  Reader after(nullptr, 0);
+  if (target >= super_.target_count) {
+    wrong = "a record of no target";
+  } else if (record.header.type == static_cast<uint8_t>(RecordType::stage)) {
+    StageView view;
+    if (decode_stage(record, &view)) {
+      wrong = state.stage(target, view.fixed, view.sums, copy_overlays(view.overlays, view.overlay_count));
+    }
+  } else if (record.header.type == static_cast<uint8_t>(RecordType::commit)) {
+    CommitRecord fixed;
+    if (fixed_part(record, &fixed, &after)) wrong = state.commit(target, fixed.key, fixed.version);
+  } else {
+    RefuseRecord fixed;
+    if (fixed_part(record, &fixed, &after)) wrong = state.refuse(target, fixed);
+  }
+  if (wrong == nullptr) return ok_status();
+  return open_error(EBADMSG, "the journal is damaged", "%s", wrong);
+}
+
+// Applies what is known to be flushed and collects the rest.
+Status Recovery::replay_flushed() {
+  for (const BlockRef& block : blocks_) {
+    FFS_TRY(const uint8_t* bytes, journal_bytes(block.offset, block.used_bytes));
+    Reader reader(bytes + sizeof(BlockHeader), block.used_bytes - sizeof(BlockHeader));
+    RecordView record;
+    uint64_t number = block.first_record;
+    uint32_t count = 0;
+    for (; next_record(reader, &record); number++, count++) {
+      if (covered(record, number)) continue;
+      if (block.sequence <= mark_) {
+        Status applied = apply(record);
+        if (!applied.ok()) {
+          std::string numbers = ChunkStore::last_open_message();
+          return open_error(EBADMSG, "the journal is damaged", "%s (block at byte %llu)", numbers.c_str(),
+                            number_of(super_.journal_offset + block.offset));
+        }
+        continue;
+      }
+      OrderedKey key;
+      TailRecord tail{number, {record.bytes.begin(), record.bytes.end()}};
+      if (about_chunk(record.header.type, record, &key)) {
+        tail_[key].push_back(std::move(tail));
+      } else {
+        tail_tables_.push_back(std::move(tail));
+      }
+    }
+    if (!reader.ok() || count != block.record_count)
+      return corrupt("a record of a block doesn't parse", block.offset);
+  }
+  return ok_status();
+}
+
+// ------------------------------------------------------------------------------ the unflushed tail
+
+Status Recovery::judge_tail() {
+  for (const auto& [key, records] : tail_) FFS_TRY_STATUS(judge_chunk(key, records));
+  // The tables, in the order in which it all happened.
+  std::stable_sort(kept_retry_.begin(), kept_retry_.end(),
+                   [](const NumberedRetry& a, const NumberedRetry& b) { return a.number < b.number; });
+  size_t next = 0;
+  auto retry_until = [&](uint64_t number) {
+    for (; next < kept_retry_.size() && kept_retry_[next].number < number; next++) {
+      s_.state->set_retry(kept_retry_[next].change.key, kept_retry_[next].change.entry);
+    }
+  };
+  for (const TailRecord& record : tail_tables_) {
+    retry_until(record.number);
+    FFS_TRY_STATUS(apply_table(view_of(record)));
+  }
+  retry_until(UINT64_MAX);
+  return ok_status();
+}
+
+Status Recovery::judge_chunk(const OrderedKey& key, const std::vector<TailRecord>& records) {
+  State& state = *s_.state;
+  std::vector<uint8_t> saved;
+  if (uint32_t chunk = state.index.find(key.first, key.second)) {
+    saved.resize(state.chunk_record_bytes(chunk));
+    Writer writer(saved.data(), saved.size());
+    uint32_t count = 0;
+    state.encode_chunk_and_pendings(chunk, writer, &count);
+    FFS_CHECK(writer.ok() && writer.left() == 0);
+  }
+  for (size_t count = records.size();; count--) {
+    bool right = false;
+    FFS_TRY_STATUS(try_state(key, saved, records, count, &right));
+    if (right) {
+      dropped_ |= count < records.size();
+      return ok_status();
+    }
+    FFS_CHECK(count > 0);  // the flushed state is taken as it is
+  }
+}
+
+Status Recovery::try_state(const OrderedKey& key, const std::vector<uint8_t>& saved,
+                           const std::vector<TailRecord>& records, size_t count, bool* right) {
+  State& state = *s_.state;
+  if (uint32_t chunk = state.index.find(key.first, key.second)) state.forget_chunk(chunk);
+  Reader reader(saved.data(), saved.size());
+  RecordView record;
+  OrderedKey ignored;
+  while (next_record(reader, &record)) FFS_TRY_STATUS(apply_snapshot_record(record, &ignored));
+  std::vector<NumberedRetry> changes;
+  for (size_t i = 0; i < count; i++) {
+    std::vector<RetryChange> of_record;
+    state.deferred_retry = &of_record;
+    Status applied = apply(view_of(records[i]));
+    state.deferred_retry = nullptr;
+    FFS_TRY_STATUS(applied);
+    for (const RetryChange& change : of_record) changes.push_back({records[i].number, change});
+  }
+  *right = true;
+  if (count > 0 && !s_.mutants.replay_without_verification) {
+    FFS_TRY(*right, versions_are_right(key, records, count));
+  }
+  if (*right) kept_retry_.insert(kept_retry_.end(), changes.begin(), changes.end());
+  return ok_status();
+}
+
+// Which granules each version has from the tail's records, then whether the versions that can
+// be read have them right.
+Result<bool> Recovery::versions_are_right(const OrderedKey& key, const std::vector<TailRecord>& records,
+                                          size_t count) {
+  std::map<Version, Granules> written;
+  for (size_t i = 0; i < count; i++) {
+    StageView view;
+    RecordView record = view_of(records[i]);
+    if (record.header.type != static_cast<uint8_t>(RecordType::stage) || !decode_stage(record, &view))
+      continue;
+    Granules own;
+    for (uint32_t g = 0; g < view.fixed.changed_granules; g++) own.set(view.fixed.first_changed + g);
+    auto base = written.find(view.fixed.base);
+    if (base != written.end()) own |= base->second;
+    written[view.fixed.image.version] = own;
+  }
+  State& state = *s_.state;
+  uint32_t chunk = state.index.find(key.first, key.second);
+  if (chunk == 0) return true;
+  std::vector<const Image*> images;
+  if (!state.index[chunk].image.version.none()) images.push_back(&state.index[chunk].image);
+  if (const Live* live = state.index.live_if(chunk)) {
+    for (const Pending& pending : live->pendings) images.push_back(&pending.image);
+  }
+  for (const Image* image : images) {
+    auto found = written.find(image->version);
+    if (found == written.end()) continue;
+    FFS_TRY(bool right, granules_are_right(*image, found->second));
+    if (!right) return false;
+  }
+  return true;
+}
+
+Result<bool> Recovery::granules_are_right(const Image& image, const Granules& granules) {
+  uint32_t count = image.granules();
+  uint32_t length = image.codec == 0 ? image.logical : image.stored;
+  const uint32_t* sums = s_.state->index.sums.at(image.sums, count);
+  std::unique_ptr<uint8_t, void (*)(void*)> memory(
+      static_cast<uint8_t*>(std::aligned_alloc(kBlock, kGranuleBytes)), std::free);
+  for (uint32_t g = 0; g < count; g++) {
+    if (!granules.test(g)) continue;
+    uint32_t from = g * kGranuleBytes, to = std::min(from + kGranuleBytes, length);
+    uint32_t stored_to = std::clamp(image.stored, from, to);
+    uint32_t sum = 0;
+    if (stored_to > from) {
+      auto bytes = static_cast<uint32_t>(round_up(stored_to - from, kBlock));
+      FFS_TRY_STATUS(s_.read_now(image.place * kBlock + from, memory.get(), bytes));
+      s_.patch(image.overlay, from, from + bytes, memory.get());
+      sum = crc32c(memory.get(), stored_to - from);
+    }
+    if (crc32c_extend_zeros(sum, to - stored_to) != sums[g]) return false;
+  }
+  return true;
+}
+
+Status Recovery::rebuild_allocator() {
+  State& state = *s_.state;
+  ChunkKey zero{};
+  for (uint32_t number = state.index.lower_bound(0, zero, false); number != 0;) {
+    const Chunk& chunk = state.index[number];
+    std::map<uint64_t, uint8_t> places;
+    if (chunk.image.place != 0) places[chunk.image.place] = chunk.image.place_class;
+    if (Live* live = state.index.live_if(number)) {
+      for (Pending& pending : live->pendings) {
+        pending.durable = true;
+        if (pending.image.place != 0) places[pending.image.place] = pending.image.place_class;
+      }
+    }
+    for (const auto& [place, place_class] : places) {
+      if (!s_.allocator->claim(place, place_class)) {
+        return open_error(EBADMSG, "two chunks name one slot", "slot at byte %llu of the device",
+                          number_of(place * kBlock));
+      }
+    }
+    number = state.index.lower_bound(chunk.target, chunk.key, true);
+  }
+  return ok_status();
+}
+
+// ------------------------------------------------------------------------------ all of it
+
+Status ChunkStore::Impl::recover() {
+  // What a dead process left in the device's cache is made durable before anything is built on it.
+  FFS_TRY_STATUS(sync_now());
+  Recovery recovery(*this);
+  FFS_TRY_STATUS(recovery.load_snapshot());
+  FFS_TRY_STATUS(recovery.scan_journal());
+  FFS_TRY_STATUS(recovery.replay_flushed());
+  FFS_TRY_STATUS(recovery.judge_tail());
+  FFS_TRY_STATUS(recovery.rebuild_allocator());
+  FFS_TRY_STATUS(apply_all_now());
+
+  incarnation = recovery.incarnation() + 1;
+  Journal::Config config;
+  config.io = &io;
+  config.file = file;
+  config.scratch = scratch.get();
+  config.owner = this;
+  config.region_offset = super.journal_offset;
+  config.region_bytes = super.journal_bytes;
+  config.store_id = super.store_id;
+  config.incarnation = incarnation;
+  config.flush = flushes_device();
+  JournalPosition tail{super.replay_offset, super.replay_block, super.replay_record};
+  journal = std::make_unique<Journal>(config, tail, recovery.head());
+  journal->acknowledge_without_flush = mutants.acknowledge_without_flush;
+  replaying = false;
+  // No later replay may meet what was dropped; and there must be room to write.
+  if (recovery.dropped() || journal->used_bytes() > journal->region_bytes() / 2) {
+    start_snapshot();
+    while (snap.active) io.run_once(-1);
+    if (poisoned) return open_error(EIO, "the device failed", "writing a snapshot after recovery");
+  }
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  uint64_t unix_ms = static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
+  append_simple(RecordType::opened, kDeviceRecord, OpenedRecord{incarnation, 0, unix_ms});
+  uint64_t opened_block = journal->last_block();
+  journal->kick(false);
+  while (journal->busy() || pump_scheduled) io.run_once(-1);
+  if (poisoned || journal->flushed_block() < opened_block)
+    return open_error(EIO, "the device failed", "writing the journal at opening");
+  return ok_status();
+}
+
+}  // namespace ffs::engine

@@ -1,0 +1,710 @@
+// Updates: how each becomes durable. Five paths (docs/architecture.md, Engine):
+//   fresh       the whole chunk comes with the update: a new slot, written from the caller's memory
+//   append      blocks beyond all that the slot ever held are written in place
+//   deferred    up to 64 KiB over or next to old bytes go into the journal as overlay
+//   rebuild     everything else: old and new bytes are copied into a new slot, piece by piece
+//   length      no bytes move (extension, removal, cuts at a granule's end); shrink: a cut inside one
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "engine/store_impl.h"
+
+namespace ffs::engine {
+
+namespace {
+
+enum Path : uint8_t { kFresh = 1, kAppend, kDeferred, kRebuild, kLength, kShrink };
+
+constexpr uint32_t kPieceBytes = 256 * 1024;         // of a rebuild: whole granules
+constexpr size_t kMaxChunkRecordBytes = 150 * 1024;  // overlays of a chunk stay under this (a slice holds it)
+constexpr size_t kMaxPendings = 64;
+
+uint32_t align_up(uint32_t n) {
+  return static_cast<uint32_t>(round_up(n, kBlock));
+}
+uint32_t align_down(uint32_t n) {
+  return n & ~static_cast<uint32_t>(kBlock - 1);
+}
+uint32_t clamp_to(uint32_t value, uint32_t from, uint32_t width) {
+  return value <= from ? 0 : std::min(value - from, width);
+}
+
+// Whether data for chunk offset `offset` lies in memory as a device write needs it.
+bool aligned_for(const StageOp& op, uint32_t offset) {
+  return (reinterpret_cast<uintptr_t>(op.data) - offset) % kBlock == 0;
+}
+
+uint32_t write_offset(const StageOp& op) {
+  return op.kind == UpdateKind::write ? op.offset : 0;
+}
+uint32_t data_bytes(const StageOp& op) {
+  return op.kind == UpdateKind::write || op.kind == UpdateKind::replace ? op.length : 0;
+}
+
+void reset(StageOp* op) {
+  auto& p = op->p;
+  p.path = 0;
+  p.place_class = kNoClass;
+  p.new_place = p.verify_span = p.holds_base = p.reading = false;
+  p.in_flight = 0;
+  p.place = p.base_place = 0;
+  p.base_overlay = p.base_stored = p.base_length = p.stored = p.new_length = 0;
+  p.first_changed = p.end_changed = p.span_from = p.span_to = p.at = 0;
+  p.scratch = p.overlay = nullptr;
+  p.overlay_block = p.overlay_blocks = 0;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------ arrival
+
+const char* ChunkStore::Impl::stage_error(const StageOp& op, int* code) const {
+  *code = EINVAL;
+  if (target_index(op.target) < 0) return "no such target on this device";
+  if (op.version.none()) return "an update without a version";
+  if (op.attributes.tag_bytes > kMaxTagBytes) return "a tag of more than 16 bytes";
+  uint8_t codec = op.attributes.codec;
+  switch (op.kind) {
+    case UpdateKind::write:
+      if (op.length == 0) return "a write of no bytes";
+      if (uint64_t{op.offset} + op.length > kMaxChunkBytes) return "a write past 16 MiB";
+      if (codec != 0 && !op.keep_attributes) return "only whole chunks may be encoded";
+      break;
+    case UpdateKind::replace:
+      if (op.length > kMaxChunkBytes) return "a chunk of more than 16 MiB";
+      if (codec == 0 && op.logical_length != 0 && op.logical_length != op.length)
+        return "lengths differ without a codec";
+      break;
+    case UpdateKind::truncate:
+      if (op.length > kMaxChunkBytes) return "a length of more than 16 MiB";
+      if (codec != 0 && !op.keep_attributes) return "only whole chunks may be encoded";
+      break;
+    case UpdateKind::remove:
+      break;
+    default:
+      return "an unknown kind of update";
+  }
+  if (data_bytes(op) != 0 && op.data == nullptr) return "an update without its data";
+  *code = ESTALE;
+  if (fenced_client(op.identity.client)) return "the client is fenced";
+  *code = EIO;
+  if (poisoned) return "the store is poisoned by a failed journal write: restart it";
+  return nullptr;
+}
+
+bool ChunkStore::Impl::fenced_client(ClientId client) const {
+  return client.value != 0 && state->fenced.find(client.value) != nullptr;
+}
+
+void ChunkStore::Impl::stage(StageOp* op) {
+  op->store_kind = kStageKind;
+  op->store = this;
+  op->error = 0;
+  op->what = nullptr;
+  op->io.owner = op;
+  op->p.io2.owner = op;
+  reset(op);
+  int code;
+  if (const char* what = stage_error(*op, &code)) {
+    fail_later(op, code, what);
+    return;
+  }
+  op->p.target_index = static_cast<uint16_t>(target_index(op->target));
+  OpList& queue = busy[{op->p.target_index, op->key}];
+  stages_in_flight++;
+  queue.push(op);
+  if (queue.head == op) arrive(op);
+}
+
+// The op is the first of its chunk.
+void ChunkStore::Impl::arrive(StageOp* op) {
+  Begin begun = stage_waiters.empty() ? begin_stage(op) : Begin::wait;
+  if (begun == Begin::wait) stage_waiters.push_back(op);
+}
+
+void ChunkStore::Impl::retry_waiting() {
+  while (!stage_waiters.empty()) {
+    StageOp* op = stage_waiters.front();
+    stage_waiters.pop_front();
+    if (begin_stage(op) == Begin::wait) {
+      stage_waiters.push_front(op);
+      break;
+    }
+  }
+  while (!read_waiters.empty()) {
+    auto op = static_cast<ReadOp*>(read_waiters.head);
+    if (!begin_read(op)) break;
+    read_waiters.pop();
+    read_progress(op);
+  }
+}
+
+// ------------------------------------------------------------------------------ planning
+
+ChunkStore::Impl::Begin ChunkStore::Impl::begin_stage(StageOp* op) {
+  int code = 0;
+  const char* what = nullptr;
+  Begin begun = poisoned ? Begin::failed : plan(op, &code, &what);
+  if (begun == Begin::failed) {
+    if (poisoned) code = EIO, what = "the store is poisoned by a failed journal write: restart it";
+    abandon(op, code, what);
+  } else if (begun == Begin::started) {
+    begin_io(op);
+  }
+  return begun;
+}
+
+// Judges the update against what is there, decides how to store it and takes what that needs.
+ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const char** what) {
+  auto failed = [&](int error, const char* text) {
+    *code = error;
+    *what = text;
+    return Begin::failed;
+  };
+  auto& p = op->p;
+  uint32_t chunk = state->index.find(p.target_index, op->key);
+  const Image* base = nullptr;
+  if (chunk != 0) {
+    Version newest = state->newest(chunk);
+    if (state->find_image(chunk, op->version) != nullptr)
+      return failed(EEXIST, "that version is there already");
+    if (op->version < newest) return failed(ESTALE, "a newer version is there");
+    base = state->find_image(chunk, op->base);
+    const Live* live = state->index.live_if(chunk);
+    if (live != nullptr && live->pendings.size() >= kMaxPendings) {
+      return failed(EBUSY, "too many pending versions of one chunk");
+    }
+    if (op->base.none() && !newest.none()) {
+      const Image* last = state->find_image(chunk, newest);
+      if (last->kind != UpdateKind::remove)
+        return failed(ESTALE, "the chunk exists, the update names no base");
+    }
+  }
+  if (!op->base.none() && base == nullptr) return failed(ESTALE, "the base version is not there");
+  bool exists = base != nullptr && base->kind != UpdateKind::remove;
+  if (exists && base->codec != 0 && (op->kind == UpdateKind::write || op->kind == UpdateKind::truncate)) {
+    return failed(EINVAL, "an encoded chunk can only be replaced or removed");
+  }
+  if (chunk == 0 && state->index.size() >= super.max_chunks)
+    return failed(ENOSPC, "the device has its max_chunks");
+  if (op->kind != UpdateKind::remove && state->snapshot_bytes() + kMaxBlockBytes > snapshot_limit()) {
+    return failed(ENOSPC, "no room for more records in a snapshot");
+  }
+  uint64_t room = journal->region_bytes() / 4 * 3;
+  if (journal->used_bytes() + journal->gathered_bytes() + kMaxBlockBytes > room) {
+    start_snapshot();
+    return Begin::wait;
+  }
+  choose_path(op, exists ? base : nullptr, chunk);
+  return claim_memory(op, exists, code, what);
+}
+
+void ChunkStore::Impl::choose_path(StageOp* op, const Image* base, uint32_t chunk) {
+  auto& p = op->p;
+  reset(op);
+  uint32_t old_stored = base != nullptr ? base->stored : 0;
+  uint32_t old_length = base != nullptr ? base->logical : 0;
+  uint32_t end = write_offset(*op) + op->length;
+  bool whole = op->kind == UpdateKind::replace ||
+               (op->kind == UpdateKind::write && op->offset == 0 && end >= old_length);
+  if (whole) {
+    p.stored = op->length;
+    bool coded = op->kind == UpdateKind::replace && op->attributes.codec != 0;
+    p.new_length = coded ? op->logical_length : op->length;
+    p.path = op->length == 0 ? kLength : aligned_for(*op, 0) ? kFresh : kRebuild;
+    return;  // nothing of the base is needed
+  }
+  if (op->kind == UpdateKind::remove) {
+    p.path = kLength;
+    return;
+  }
+  p.base_stored = old_stored;
+  p.base_length = old_length;
+  if (base != nullptr) {
+    if (base->place != 0) p.base_place = base->place, p.place_class = base->place_class;
+    p.base_overlay = base->overlay;
+    if (base->granules() > 0) {
+      std::memcpy(p.base_sums, state->index.sums.at(base->sums, base->granules()),
+                  base->granules() * sizeof(uint32_t));
+    }
+  }
+  if (op->kind == UpdateKind::truncate) {
+    p.new_length = op->length;
+    p.stored = std::min(old_stored, op->length);
+    uint32_t granule = op->length / kGranuleBytes * kGranuleBytes;
+    bool cuts_bytes = op->length < old_length && op->length != granule && granule < old_stored;
+    p.path = cuts_bytes ? kShrink : kLength;
+    return;
+  }
+  p.new_length = std::max(old_length, end);
+  p.stored = std::max(old_stored, end);
+  p.path = kRebuild;
+  if (p.base_place == 0 || align_up(p.stored) > slot_bytes(p.place_class)) return;
+  bool room_for_overlay =
+      state->chunk_record_bytes(chunk) + kDeferredBytes + 2 * kBlock < kMaxChunkRecordBytes;
+  uint32_t count, bytes;
+  state->chain_totals(p.base_overlay, &count, &bytes);
+  room_for_overlay &= count + 1 < kMaxChainOverlays;
+  uint32_t first_block = align_up(old_stored) / static_cast<uint32_t>(kBlock);
+  bool appends = op->offset == old_stored && old_stored == old_length && end > align_up(old_stored) &&
+                 aligned_for(*op, op->offset);
+  if (appends && first_block >= state->slot_high(chunk, p.base_place) &&
+      (old_stored % kBlock == 0 || room_for_overlay)) {
+    p.path = kAppend;
+  } else if (op->length <= kDeferredBytes && op->offset <= old_stored && room_for_overlay) {
+    p.path = kDeferred;
+  }
+}
+
+// Takes slot, scratch and overlay memory; all or nothing.
+ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, bool existing, int* code,
+                                                       const char** what) {
+  auto& p = op->p;
+  uint32_t end = write_offset(*op) + op->length;
+  if (p.path == kAppend && p.base_stored % kBlock != 0) {
+    p.overlay_block = p.base_stored / static_cast<uint32_t>(kBlock);
+    p.overlay_blocks = 1;
+  } else if (p.path == kDeferred) {
+    p.overlay_block = op->offset / static_cast<uint32_t>(kBlock);
+    p.overlay_blocks = align_up(end) / static_cast<uint32_t>(kBlock) - p.overlay_block;
+  }
+  if (p.overlay_blocks > 0) {
+    p.overlay = overlay_memory(p.overlay_blocks);
+    if (p.overlay == nullptr) p.path = kRebuild, p.overlay_blocks = 0;
+  }
+  plan_span(op);
+  size_t scratch_bytes = 0;
+  if (p.path == kFresh && !op->tail_padded && op->length % kBlock != 0) scratch_bytes = kBlock;
+  if (p.path == kAppend) scratch_bytes = 2 * kBlock;  // the old last block, the new one
+  if (p.path == kDeferred || p.path == kShrink) scratch_bytes = p.span_to - p.span_from;
+  if (p.path == kRebuild) scratch_bytes = kPieceBytes;
+  if (scratch_bytes > 0) {
+    p.scratch = scratch->allocate(scratch_bytes);
+    if (p.scratch == nullptr) {
+      release_stage(op);
+      return Begin::wait;
+    }
+  }
+  if (p.path != kFresh && p.path != kRebuild) {
+    if (p.stored == 0) p.place_class = kNoClass;
+    p.place = p.stored == 0 ? 0 : p.base_place;
+  } else {
+    uint32_t hint = std::min(op->size_hint, kMaxChunkBytes);
+    uint8_t least = Allocator::class_for(p.stored);
+    uint8_t wished = hint > p.stored ? Allocator::class_for(hint) : least;
+    p.place = allocator->allocate(wished, existing);
+    p.place_class = wished;
+    if (p.place == 0 && wished != least) {
+      p.place = allocator->allocate(least, existing);
+      p.place_class = least;
+    }
+    if (p.place == 0) {
+      release_stage(op);
+      if (!quarantine.empty() || dying_slots > 0) {  // room that is free after a flush or a read
+        want_flush();
+        return Begin::wait;
+      }
+      *code = ENOSPC;
+      *what = "no free slot of this size";
+      return Begin::failed;
+    }
+    p.new_place = true;
+  }
+  if (p.base_place != 0) ref_slot(p.base_place);
+  state->ref_overlay(p.base_overlay);
+  p.holds_base = true;
+  return Begin::started;
+}
+
+// Which bytes of the base must be read before the new version can be made (not for rebuilds).
+void ChunkStore::Impl::plan_span(StageOp* op) {
+  auto& p = op->p;
+  uint32_t end = write_offset(*op) + op->length;
+  if (p.path == kShrink) {
+    p.span_from = op->length / kGranuleBytes * kGranuleBytes;
+    p.span_to = std::min(align_up(p.base_stored), p.span_from + kGranuleBytes);
+    p.verify_span = true;
+  } else if (p.path == kAppend || (p.path == kDeferred && op->offset == p.base_length)) {
+    p.span_from = align_down(p.base_stored);
+    p.span_to = align_up(p.base_stored);
+  } else if (p.path == kDeferred) {
+    uint32_t first = op->offset / kGranuleBytes * kGranuleBytes;
+    uint32_t last = std::min(align_up(p.base_stored), static_cast<uint32_t>(round_up(end, kGranuleBytes)));
+    bool whole_granules = op->offset == first && (end % kGranuleBytes == 0 || end >= p.base_length);
+    if (!whole_granules && last > first) p.span_from = first, p.span_to = last, p.verify_span = true;
+  }
+}
+
+// ------------------------------------------------------------------------------ I/O of an update
+
+void ChunkStore::Impl::begin_io(StageOp* op) {
+  auto& p = op->p;
+  auto done = [](io::Op* io_op) {
+    auto stage_op = static_cast<StageOp*>(io_op->owner);
+    static_cast<Impl*>(stage_op->store)->stage_io_done(stage_op, io_op->result);
+  };
+  op->io.done = p.io2.done = done;
+  switch (p.path) {
+    case kLength:
+      sum_truncate(op);
+      prepared(op);
+      break;
+    case kFresh:
+      sum_write(op, 0, kMaxChunkBytes);
+      start_data_writes(op);
+      break;
+    case kRebuild:
+      counters.rebuilds++;
+      // Granules that the update doesn't touch keep their checksums.
+      std::memcpy(p.sums, p.base_sums, granules_of(p.base_length) * sizeof(uint32_t));
+      next_piece(op);
+      break;
+    default:
+      if (p.span_to > p.span_from) {
+        read_span(op, p.span_from, p.span_to);
+      } else {
+        span_ready(op);
+      }
+  }
+}
+
+void ChunkStore::Impl::read_span(StageOp* op, uint32_t from, uint32_t to) {
+  auto& p = op->p;
+  p.in_flight = 1;
+  p.reading = true;
+  p.span_from = from;
+  p.span_to = to;
+  io.read(&op->io, file, p.base_place * kBlock + from, p.scratch, to - from, scratch->region_of(p.scratch));
+}
+
+void ChunkStore::Impl::stage_io_done(StageOp* op, int32_t result) {
+  auto& p = op->p;
+  if (result < 0 && op->error == 0) {
+    op->error = -result;
+    op->what = "the device failed";
+  }
+  if (--p.in_flight > 0) return;
+  if (op->error != 0) {
+    abandon(op, op->error, op->what);
+    return;
+  }
+  if (p.reading) {
+    p.reading = false;
+    span_ready(op);
+  } else if (p.path == kRebuild && p.at < p.stored) {
+    next_piece(op);
+  } else {
+    prepared(op);
+  }
+}
+
+// The old bytes that were needed are in scratch memory.
+void ChunkStore::Impl::span_ready(StageOp* op) {
+  auto& p = op->p;
+  if (p.span_to > p.span_from) patch(p.base_overlay, p.span_from, p.span_to, p.scratch);
+  if (p.path == kRebuild) {
+    fill_piece(op);
+    return;
+  }
+  if (p.verify_span && !span_is_right(op)) {
+    counters.checksum_errors++;
+    abandon(op, EBADMSG, "an old granule that the update keeps in part fails its checksum");
+    return;
+  }
+  if (p.path == kShrink) {
+    sum_truncate(op);
+    prepared(op);
+    return;
+  }
+  build_overlay(op);
+  sum_write(op, 0, kMaxChunkBytes);
+  if (p.path == kAppend) {
+    start_data_writes(op);
+  } else {
+    prepared(op);
+  }
+}
+
+// Checksum of bytes [from, to) of the base: from scratch memory as far as stored, then zeros.
+static uint32_t old_sum(const StageOp& op, uint32_t from, uint32_t to) {
+  uint32_t stored_to = std::clamp(op.p.base_stored, from, to);
+  uint32_t sum = stored_to > from ? crc32c(op.p.scratch + (from - op.p.span_from), stored_to - from) : 0;
+  return crc32c_extend_zeros(sum, to - stored_to);
+}
+
+// The granules in scratch memory that aren't replaced as a whole have their checksums.
+bool ChunkStore::Impl::span_is_right(const StageOp* op) const {
+  const auto& p = op->p;
+  uint32_t data_from = write_offset(*op), data_to = data_from + data_bytes(*op);
+  for (uint32_t from = p.span_from / kGranuleBytes * kGranuleBytes; from < p.span_to; from += kGranuleBytes) {
+    uint32_t to = std::min(from + kGranuleBytes, p.base_length);
+    if (data_from <= from && data_to >= to) continue;
+    if (old_sum(*op, from, to) != p.base_sums[from / kGranuleBytes]) return false;
+  }
+  return true;
+}
+
+void ChunkStore::Impl::build_overlay(StageOp* op) {
+  auto& p = op->p;
+  if (p.overlay_blocks == 0) return;
+  uint32_t from = p.overlay_block * static_cast<uint32_t>(kBlock);
+  uint32_t to = from + p.overlay_blocks * static_cast<uint32_t>(kBlock);
+  std::memset(p.overlay, 0, to - from);
+  uint32_t old_from = std::max(from, p.span_from);
+  uint32_t old_to = std::min({to, p.span_to, p.base_stored});
+  if (old_to > old_from)
+    std::memcpy(p.overlay + (old_from - from), p.scratch + (old_from - p.span_from), old_to - old_from);
+  uint32_t data_to = std::min(to, op->offset + op->length);
+  std::memcpy(p.overlay + (op->offset - from), op->data, data_to - op->offset);
+}
+
+void ChunkStore::Impl::start_data_writes(StageOp* op) {
+  auto& p = op->p;
+  uint32_t offset = write_offset(*op);
+  uint32_t from = p.path == kAppend ? align_up(p.base_stored) : 0;
+  uint32_t end = offset + op->length;
+  uint32_t to = op->tail_padded ? align_up(end) : align_down(end);
+  const uint8_t* data = op->data + (from - offset);
+  p.in_flight = static_cast<uint8_t>((to > from ? 1 : 0) + (to < end ? 1 : 0));
+  counters.bytes_written += end - from;
+  if (to > from) io.write(&op->io, file, p.place * kBlock + from, data, to - from, op->region);
+  if (to < end) {
+    uint8_t* block = p.scratch + (p.path == kAppend ? kBlock : 0);
+    std::memset(block, 0, kBlock);
+    std::memcpy(block, op->data + (to - offset), end - to);
+    io.write(&p.io2, file, p.place * kBlock + to, block, kBlock, scratch->region_of(block));
+  }
+}
+
+// ------------------------------------------------------------------------------ rebuild, piece by piece
+
+void ChunkStore::Impl::next_piece(StageOp* op) {
+  auto& p = op->p;
+  uint32_t to = std::min(p.at + kPieceBytes, p.stored);
+  uint32_t offset = write_offset(*op);
+  bool replaced = offset <= p.at && offset + data_bytes(*op) >= to;
+  uint32_t old_to = std::min(align_up(p.base_stored), p.at + kPieceBytes);
+  p.span_from = p.span_to = p.at;
+  if (!replaced && old_to > p.at) {
+    read_span(op, p.at, old_to);
+  } else {
+    fill_piece(op);
+  }
+}
+
+void ChunkStore::Impl::fill_piece(StageOp* op) {
+  auto& p = op->p;
+  uint32_t from = p.at, to = std::min(from + kPieceBytes, p.stored);
+  if (p.span_to > p.span_from && !span_is_right(op)) {
+    counters.checksum_errors++;
+    abandon(op, EBADMSG, "an old granule that the update keeps fails its checksum");
+    return;
+  }
+  sum_write(op, from, from + kPieceBytes);
+  uint32_t kept = std::clamp(p.base_stored, from, to);
+  std::memset(p.scratch + (kept - from), 0, align_up(to) - kept);
+  uint32_t offset = write_offset(*op);
+  uint32_t data_from = std::max(from, offset), data_to = std::min(to, offset + data_bytes(*op));
+  if (data_to > data_from)
+    std::memcpy(p.scratch + (data_from - from), op->data + (data_from - offset), data_to - data_from);
+  p.at = to;
+  p.in_flight = 1;
+  counters.bytes_written += to - from;
+  io.write(&op->io, file, p.place * kBlock + from, p.scratch, align_up(to) - from,
+           scratch->region_of(p.scratch));
+}
+
+// ------------------------------------------------------------------------------ checksums
+
+// Of the data that falls into this granule.
+static uint32_t data_sum(const StageOp& op, uint32_t granule) {
+  uint32_t offset = write_offset(op);
+  uint32_t first = offset / kGranuleBytes;
+  if (op.piece_checksums != nullptr) return op.piece_checksums[granule - first];
+  uint32_t from = std::max(granule * kGranuleBytes, offset);
+  uint32_t to = std::min((granule + 1) * kGranuleBytes, offset + op.length);
+  return crc32c(op.data + (from - offset), to - from);
+}
+
+// New checksums of the granules that a write or replace changes and that begin in [limit_from,
+// limit_to). Where old bytes stay on both sides of new ones, they are in scratch memory.
+void ChunkStore::Impl::sum_write(StageOp* op, uint32_t limit_from, uint32_t limit_to) {
+  auto& p = op->p;
+  uint32_t offset = write_offset(*op), end = offset + op->length;
+  // Bytes that a reader gets: of an encoded chunk the stored ones.
+  bool coded = op->kind == UpdateKind::replace && op->attributes.codec != 0;
+  uint32_t length = coded ? p.stored : p.new_length;
+  p.first_changed = std::min(offset, p.base_length) / kGranuleBytes;
+  p.end_changed = granules_of(end);
+  for (uint32_t g = p.first_changed; g < p.end_changed; g++) {
+    uint32_t from = g * kGranuleBytes;
+    if (from < limit_from || from >= limit_to) continue;
+    uint32_t old_length = clamp_to(p.base_length, from, kGranuleBytes);
+    uint32_t new_length = clamp_to(length, from, kGranuleBytes);
+    uint32_t data_from = offset > from ? std::min(offset - from, kGranuleBytes) : 0;
+    uint32_t data_to = clamp_to(end, from, kGranuleBytes);
+    uint32_t known = old_length > 0 ? p.base_sums[g] : 0;
+    uint32_t sum, covered;
+    if (data_to <= data_from) {  // between the old end and the data: zeros
+      sum = known;
+      covered = old_length;
+    } else if (data_from == 0 && data_to >= old_length) {
+      sum = data_sum(*op, g);
+      covered = data_to;
+    } else if (data_from >= old_length) {
+      sum = crc32c_extend_zeros(known, data_from - old_length);
+      sum = crc32c_combine(sum, data_sum(*op, g), data_to - data_from);
+      covered = data_to;
+    } else {
+      sum = old_sum(*op, from, from + data_from);
+      sum = crc32c_combine(sum, data_sum(*op, g), data_to - data_from);
+      covered = std::max(data_to, old_length);
+      if (old_length > data_to) {
+        sum = crc32c_combine(sum, old_sum(*op, from + data_to, from + old_length), old_length - data_to);
+      }
+    }
+    p.sums[g] = crc32c_extend_zeros(sum, new_length - covered);
+  }
+}
+
+void ChunkStore::Impl::sum_truncate(StageOp* op) {
+  auto& p = op->p;
+  uint32_t n = p.new_length;
+  if (op->kind != UpdateKind::truncate) return;  // remove, or an empty chunk
+  if (n > p.base_length) {
+    p.first_changed = p.base_length / kGranuleBytes;
+    p.end_changed = granules_of(n);
+  } else if (n < p.base_length && n % kGranuleBytes != 0) {
+    p.first_changed = n / kGranuleBytes;
+    p.end_changed = p.first_changed + 1;
+  }
+  for (uint32_t g = p.first_changed; g < p.end_changed; g++) {
+    uint32_t from = g * kGranuleBytes;
+    uint32_t old_length = clamp_to(p.base_length, from, kGranuleBytes);
+    uint32_t new_length = clamp_to(n, from, kGranuleBytes);
+    if (n > p.base_length) {
+      p.sums[g] = crc32c_extend_zeros(old_length > 0 ? p.base_sums[g] : 0, new_length - old_length);
+    } else if (p.path == kShrink) {
+      p.sums[g] = old_sum(*op, from, n);
+    } else {
+      p.sums[g] = crc32c_extend_zeros(0, new_length);  // a cut among zeros
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ the record
+
+void ChunkStore::Impl::prepared(StageOp* op) {
+  auto& p = op->p;
+  uint32_t chunk = state->index.find(p.target_index, op->key);
+  const Image* base = chunk != 0 ? state->find_image(chunk, op->base) : nullptr;
+  if (poisoned) {
+    abandon(op, EIO, "the store is poisoned by a failed journal write: restart it");
+    return;
+  }
+  if (!op->base.none() && base == nullptr) {
+    abandon(op, ESTALE, "the base version was dropped meanwhile");
+    return;
+  }
+  if (chunk == 0 && state->index.size() >= super.max_chunks) {
+    abandon(op, ENOSPC, "the device has its max_chunks");
+    return;
+  }
+  Image image;
+  image.version = op->version;
+  image.place = p.place;
+  image.place_class = p.place == 0 ? kNoClass : p.place_class;
+  image.stored = p.stored;
+  image.logical = p.new_length;
+  image.kind = op->kind;
+  Attributes attributes = op->keep_attributes && base != nullptr ? base->attributes() : op->attributes;
+  if (op->kind == UpdateKind::replace) attributes.codec = op->attributes.codec;
+  image.expiry_ms = attributes.expiry_ms;
+  image.flags = attributes.flags;
+  image.role = attributes.role;
+  image.codec = attributes.codec;
+  image.tag_bytes = attributes.tag_bytes;
+  image.tag = attributes.tag;
+  if (op->kind == UpdateKind::remove) image.codec = 0;
+  if (p.path == kRebuild || p.path == kFresh) p.first_changed = 0, p.end_changed = image.granules();
+
+  StageRecord record{};
+  record.key = op->key;
+  record.base = op->base;
+  record.image = to_disk(image);
+  record.client = op->identity.client.value;
+  record.sequence = op->identity.sequence;
+  record.channel = op->identity.channel;
+  record.chain = op->chain.value;
+  record.space_epoch = op->space_epoch;
+  record.write_offset = write_offset(*op);
+  record.write_length = data_bytes(*op);
+  record.first_changed = static_cast<uint16_t>(p.first_changed);
+  record.changed_granules = static_cast<uint16_t>(p.end_changed - p.first_changed);
+  record.flags = op->commit_now ? kStageCommitNow : 0;
+  record.overlay_count = p.overlay != nullptr ? 1 : 0;
+  std::span<const uint32_t> sums(p.sums + p.first_changed, record.changed_granules);
+  OverlayView overlay{p.overlay_block, p.overlay_blocks, p.overlay};
+  std::span<const OverlayView> overlays(&overlay, record.overlay_count);
+
+  Writer writer = journal->append(stage_bytes(record.changed_granules, overlays));
+  encode_stage(writer, RecordType::stage, p.target_index, record, sums, overlays);
+  FFS_CHECK(writer.ok() && writer.left() == 0);
+  p.overlay = nullptr;  // the state's now
+  p.new_place = false;
+  const char* contradiction = state->stage(p.target_index, record, sums, overlays);
+  FFS_CHECK(contradiction == nullptr);
+
+  counters.staged++;
+  if (p.path == kFresh) counters.fresh++;
+  if (p.path == kAppend) counters.in_place++;
+  if (p.path == kDeferred) counters.deferred++;
+  if (op->commit_now) {
+    counters.committed++;
+    chunk = state->index.find(p.target_index, op->key);
+    if (chunk != 0) queue_apply(chunk);
+  }
+  release_stage(op);
+  leave_busy(op);
+  when_durable(op);
+}
+
+// ------------------------------------------------------------------------------ the end
+
+void ChunkStore::Impl::release_stage(StageOp* op) {
+  auto& p = op->p;
+  if (p.holds_base) {
+    if (p.base_place != 0) unref_slot(p.base_place);
+    state->unref_overlay(p.base_overlay);
+    p.holds_base = false;
+  }
+  if (p.scratch != nullptr) scratch->release(p.scratch);
+  if (p.overlay != nullptr) overlay_unused(p.overlay, p.overlay_blocks);
+  if (p.new_place) allocator->free(p.place, p.place_class);  // no record names it
+  p.scratch = p.overlay = nullptr;
+  p.new_place = false;
+}
+
+void ChunkStore::Impl::abandon(StageOp* op, int error, const char* what) {
+  release_stage(op);
+  leave_busy(op);
+  fail_later(op, error, what);
+}
+
+// The next update of the chunk may begin.
+void ChunkStore::Impl::leave_busy(StageOp* op) {
+  BusyKey key{op->p.target_index, op->key};
+  OpList* queue = busy.find(key);
+  FFS_CHECK(queue != nullptr && queue->head == op);
+  queue->pop();
+  stages_in_flight--;
+  if (queue->empty()) {
+    busy.erase(key);
+  } else {
+    stage_waiters.push_back(static_cast<StageOp*>(queue->head));
+  }
+  if (!stage_waiters.empty() || !read_waiters.empty()) schedule_pump();
+}
+
+}  // namespace ffs::engine

@@ -1,0 +1,264 @@
+// Inside of ChunkStore: one object, its functions in files by what they do:
+//   store_open.cc   opening, closing, identities        store_format.cc  making a device
+//   replay.cc       recovery                            stage.cc         updates
+//   read.cc         reads                               apply.cc         overlays into their slots
+//   snapshot.cc     snapshots                           chunk_store.cc   look-ups, small records
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/flat_map.h"
+#include "engine/allocator.h"
+#include "engine/chunk_store.h"
+#include "engine/journal.h"
+#include "engine/state.h"
+#include "io/buffer_pool.h"
+
+namespace ffs::engine {
+
+// Texts with numbers for open, format and identify, by thread (ChunkStore::last_open_message).
+Error open_error(int code, const char* what, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// The valid superblock with the higher sequence, or why there is none.
+Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_t device_bytes);
+DeviceIdentity identity_of(const Superblock& super);
+void seal_superblock(Superblock* super);
+
+enum OpKindOfStore : uint8_t { kPlainOp = 0, kStageKind = 1, kReadKind = 2 };
+
+// A first-in first-out list of ops through StoreOp::next.
+struct OpList {
+  StoreOp* head = nullptr;
+  StoreOp* tail = nullptr;
+  size_t count = 0;
+  bool empty() const { return head == nullptr; }
+  void push(StoreOp* op) {
+    op->next = nullptr;
+    (tail != nullptr ? tail->next : head) = op;
+    tail = op;
+    count++;
+  }
+  StoreOp* pop() {
+    StoreOp* op = head;
+    head = op->next;
+    if (head == nullptr) tail = nullptr;
+    op->next = nullptr;
+    count--;
+    return op;
+  }
+};
+
+struct BusyKey {
+  uint16_t target = 0;
+  ChunkKey key;
+  friend bool operator==(const BusyKey&, const BusyKey&) = default;
+};
+struct BusyKeyHash {
+  size_t operator()(const BusyKey& k) const { return ChunkKeyHash{}(k.key) ^ mix64(k.target + 1ull); }
+};
+
+struct ChunkStore::Impl final : StateListener, JournalOwner {
+  Impl(io::Io& io, io::File file, const OpenOptions& options, const Mutants& mutants);
+  ~Impl();
+
+  // --- opening and closing (store_open.cc, replay.cc)
+  Status start(uint64_t device_bytes);
+  Status recover();
+  Status close();
+
+  // --- small things (chunk_store.cc)
+  int target_index(TargetId target) const;  // -1: not here
+  void fill_info(uint32_t chunk, ChunkInfo* info) const;
+  void fill_pending(const Pending& pending, PendingInfo* info) const;
+  void fail_later(StoreOp* op, int error, const char* what);
+  void finish(StoreOp* op, int error, const char* what);
+  void when_durable(StoreOp* op);  // completes with the records appended so far; null: nobody waits
+  void want_flush();
+  void schedule_pump();  // runs pump() in the next pass: waiting ops, applications, the journal
+  void pump();
+  template <typename Fixed>
+  void append_simple(RecordType type, uint16_t target, const Fixed& fixed) {
+    Writer writer = journal->append(simple_bytes<Fixed>());
+    encode_simple(writer, type, target, fixed);
+  }
+  void journal_flushed(uint64_t block, uint64_t sync) override;
+  void journal_failed(int error) override;
+  void release_durable(uint64_t block);
+  void poison(int error);
+  uint64_t snapshot_limit() const { return super.snapshot_bytes / 2 - 2 * kMaxBlockBytes; }
+  std::string check_consistency() const;
+  void tick(uint64_t now_us);
+  bool idle() const;
+
+  // --- slots: references of I/O in flight (chunk_store.cc)
+  struct SlotUse {
+    uint32_t refs = 0;
+    uint8_t place_class = 0;
+    bool dying = false;
+  };
+  struct Quarantined {
+    uint64_t place;
+    uint64_t block;  // the journal block whose flush frees it
+    uint8_t place_class;
+  };
+  void ref_slot(uint64_t place);
+  void unref_slot(uint64_t place);
+  void slot_unused(uint64_t place, uint8_t place_class) override;
+  void overlay_unused(uint8_t* bytes, uint32_t blocks) override;
+  uint8_t* overlay_memory(uint32_t blocks);
+  void quarantine_slot(uint64_t place, uint8_t place_class);
+  void release_quarantine(uint64_t flushed_block);
+
+  // --- updates (stage.cc)
+  enum class Begin { started, wait, failed };
+  void stage(StageOp* op);
+  const char* stage_error(const StageOp& op, int* code) const;
+  Begin begin_stage(StageOp* op);
+  bool fenced_client(ClientId client) const;
+  void arrive(StageOp* op);
+  Begin plan(StageOp* op, int* code, const char** what);
+  void choose_path(StageOp* op, const Image* base, uint32_t chunk);
+  void plan_span(StageOp* op);
+  Begin claim_memory(StageOp* op, bool existing, int* code, const char** what);
+  void begin_io(StageOp* op);
+  void read_span(StageOp* op, uint32_t from, uint32_t to);
+  void span_ready(StageOp* op);
+  bool span_is_right(const StageOp* op) const;
+  void build_overlay(StageOp* op);
+  void sum_write(StageOp* op, uint32_t limit_from, uint32_t limit_to);
+  void sum_truncate(StageOp* op);
+  void start_data_writes(StageOp* op);
+  void next_piece(StageOp* op);
+  void fill_piece(StageOp* op);
+  void stage_io_done(StageOp* op, int32_t result);
+  void prepared(StageOp* op);
+  void abandon(StageOp* op, int error, const char* what);
+  void release_stage(StageOp* op);
+  void leave_busy(StageOp* op);
+  void retry_waiting();
+
+  // --- reads (read.cc)
+  void read(ReadOp* op);
+  const Image* choose_image(const ReadOp& op, uint32_t chunk, bool* pending) const;
+  void plan_read(ReadOp* op, const Image& image);
+  void skip_direct(ReadOp* op);
+  bool begin_read(ReadOp* op);  // false: no scratch memory now
+  void read_progress(ReadOp* op);
+  void start_read_piece(ReadOp* op);
+  void read_piece_done(ReadOp* op);
+  bool piece_is_right(const ReadOp& op, uint32_t from, uint32_t to) const;
+  void deliver(ReadOp* op, uint32_t from, const uint8_t* bytes, uint32_t size);
+  void deliver_zeros(ReadOp* op, uint32_t from, uint32_t to);
+  void deliver_overlays(ReadOp* op);
+  void end_read(ReadOp* op);
+  void patch(uint32_t overlay, uint32_t from, uint32_t to, uint8_t* memory) const;
+
+  // --- overlays into their slots (apply.cc)
+  struct ApplyJob {
+    io::Op op;
+    Impl* impl = nullptr;
+    uint32_t chunk = 0;
+    uint64_t place = 0;
+    uint32_t head = 0;
+    std::vector<OverlayView> list;
+    size_t at = 0;
+    uint64_t sync = 0;
+  };
+  struct ApplyEntry {
+    uint32_t chunk;
+    uint64_t block;
+  };
+  void queue_apply(uint32_t chunk);
+  void pump_apply();
+  void apply_next(ApplyJob* job);
+  void apply_synced(uint64_t sync);
+  void end_apply(ApplyJob* job);
+  Status apply_all_now();  // recovery
+
+  // --- snapshots (snapshot.cc)
+  struct TableSlice {
+    uint8_t* memory;
+    uint32_t bytes;
+  };
+  struct SnapshotWriter {
+    bool active = false;
+    uint64_t id = 0;
+    uint32_t area = 0;
+    uint64_t offset = 0;  // in the area
+    uint32_t slices = 0;
+    bool last_encoded = false;
+    bool flushing = false;
+    uint64_t wait_block = 0;
+    uint64_t wait_sync = 0;
+    bool cursor_started = false;  // the cursor stands on the last chunk taken
+    uint16_t cursor_target = 0;
+    ChunkKey cursor_key;
+    std::deque<TableSlice> table_slices;
+    uint8_t* written = nullptr;  // the slice in flight
+    JournalPosition position;
+    Superblock next_super;
+    io::Op op;
+  };
+  void start_snapshot();
+  BlockHeader slice_header() const;
+  void capture_tables();
+  void next_slice();
+  uint32_t encode_chunks(uint8_t* block);
+  void write_slice(uint8_t* memory, uint32_t bytes);
+  void snapshot_progress(uint64_t block, uint64_t sync);
+  void snapshot_written();
+  void snapshot_failed(int error);
+  bool flushes_device() const;
+
+  // --- I/O that waits (start and close only)
+  Status read_now(uint64_t offset, uint8_t* memory, uint32_t bytes);
+  Status write_now(uint64_t offset, const uint8_t* memory, uint32_t bytes);
+  Status sync_now();
+
+  io::Io& io;
+  io::File file;
+  io::Device device;  // fd -1 if the file is somebody else's
+  OpenOptions options;
+  Mutants mutants;
+  Superblock super{};
+  DeviceIdentity identity;
+  uint32_t incarnation = 0;
+
+  std::unique_ptr<io::BufferPool> scratch;
+  std::unique_ptr<io::BufferPool> overlay_pool;
+  std::unique_ptr<State> state;
+  std::unique_ptr<Journal> journal;
+  std::unique_ptr<Allocator> allocator;
+
+  FlatMap<uint64_t, SlotUse, NumberHash> slot_uses{256};
+  std::deque<Quarantined> quarantine;
+  FlatMap<BusyKey, OpList, BusyKeyHash> busy{256};
+  OpList durable_waiters;              // in the order of wait_block
+  std::deque<StageOp*> stage_waiters;  // for room or their turn
+  OpList read_waiters;                 // for scratch memory
+  std::deque<ApplyEntry> apply_queue;
+  std::vector<ApplyJob*> apply_waiting_sync;
+  uint32_t applying = 0;
+  SnapshotWriter snap;
+  uint8_t* super_buffer = nullptr;
+
+  bool poisoned = false;
+  bool closing = false;
+  bool replaying = true;
+  bool flush_wanted = false;
+  bool pump_scheduled = false;
+  io::Op pump_op;
+  uint32_t dying_slots = 0;
+  uint64_t now_us = 0;
+  uint64_t last_snapshot_us = 0;
+  uint64_t last_lone_flush_us = 0;
+  uint32_t stages_in_flight = 0;
+  uint32_t reads_in_flight = 0;
+  uint32_t ops_deferred = 0;  // finished, done not yet called
+  StoreMetrics counters;
+};
+
+}  // namespace ffs::engine

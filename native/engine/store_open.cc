@@ -1,0 +1,162 @@
+// Opening and closing a store.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "engine/store_impl.h"
+
+namespace ffs::engine {
+
+ChunkStore::Impl::Impl(io::Io& the_io, io::File the_file, const OpenOptions& the_options,
+                       const Mutants& the_mutants)
+    : io(the_io), file(the_file), options(the_options), mutants(the_mutants) {
+  super_buffer = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kBlock));
+  FFS_CHECK(super_buffer != nullptr);
+  pump_op.owner = this;
+  pump_op.done = [](io::Op* op) { static_cast<Impl*>(op->owner)->pump(); };
+}
+
+ChunkStore::Impl::~Impl() {
+  // Overlays that are still named belong to the pools or the heap.
+  if (state != nullptr) {
+    state->listener = this;
+    replaying = true;  // slots needn't be freed any more
+    std::vector<uint32_t> all;
+    ChunkKey zero{};
+    for (uint32_t c = state->index.lower_bound(0, zero, false); c != 0;) {
+      Chunk& chunk = state->index[c];
+      all.push_back(c);
+      c = state->index.lower_bound(chunk.target, chunk.key, true);
+    }
+    for (uint32_t c : all) state->forget_chunk(c);
+  }
+  journal.reset();
+  overlay_pool.reset();
+  scratch.reset();
+  if (device.fd >= 0) {
+    io.remove_file(file);
+    io::close_device(device);
+  }
+  std::free(super_buffer);
+}
+
+bool ChunkStore::Impl::flushes_device() const {
+  if (options.write_cache == WriteCache::automatic) return device.volatile_cache;
+  return options.write_cache == WriteCache::is_volatile;
+}
+
+Status ChunkStore::Impl::read_now(uint64_t offset, uint8_t* memory, uint32_t bytes) {
+  bool done = false;
+  io::Op op;
+  op.owner = &done;
+  op.done = io::mark_done;
+  io.read(&op, file, offset, memory, bytes);
+  int32_t rc = io::wait_for(io, op);
+  if (rc == static_cast<int32_t>(bytes)) return ok_status();
+  return open_error(rc < 0 ? -rc : EIO, "reading the device", "%u bytes at byte %llu", bytes,
+                    static_cast<unsigned long long>(offset));
+}
+
+Status ChunkStore::Impl::write_now(uint64_t offset, const uint8_t* memory, uint32_t bytes) {
+  bool done = false;
+  io::Op op;
+  op.owner = &done;
+  op.done = io::mark_done;
+  io.write(&op, file, offset, memory, bytes);
+  int32_t rc = io::wait_for(io, op);
+  if (rc >= 0) return ok_status();
+  return open_error(-rc, "writing the device", "%u bytes at byte %llu", bytes,
+                    static_cast<unsigned long long>(offset));
+}
+
+Status ChunkStore::Impl::sync_now() {
+  bool done = false;
+  io::Op op;
+  op.owner = &done;
+  op.done = io::mark_done;
+  io.datasync(&op, file);
+  int32_t rc = io::wait_for(io, op);
+  if (rc >= 0) return ok_status();
+  return open_error(-rc, "flushing the device", "error %d", -rc);
+}
+
+Status ChunkStore::Impl::start(uint64_t device_bytes) {
+  std::unique_ptr<uint8_t, void (*)(void*)> blocks(
+      static_cast<uint8_t*>(std::aligned_alloc(kBlock, 2 * kBlock)), std::free);
+  for (int i = 0; i < 2; i++)
+    FFS_TRY_STATUS(read_now(kSuperblockOffset[i], blocks.get() + i * kBlock, kBlock));
+  FFS_TRY(super, choose_superblock(blocks.get(), blocks.get() + kBlock, device_bytes));
+  identity = identity_of(super);
+  if (identity.cluster != options.cluster) {
+    return open_error(EXDEV, "the device belongs to another cluster",
+                      "its cluster id begins with %02x%02x%02x%02x", super.cluster[0], super.cluster[1],
+                      super.cluster[2], super.cluster[3]);
+  }
+  io::BufferPool::Options memory;
+  memory.arena_bytes = options.scratch_bytes;
+  FFS_TRY(scratch, io::BufferPool::create(&io, memory));
+  memory.arena_bytes = options.overlay_bytes;
+  FFS_TRY(overlay_pool, io::BufferPool::create(&io, memory));
+  state = std::make_unique<State>(super.max_chunks, super.target_count, this);
+  allocator = std::make_unique<Allocator>(super.data_offset, super.slab_count);
+  return recover();
+}
+
+Status ChunkStore::Impl::close() {
+  FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0);
+  closing = true;
+  // Lone records and applications come to their end, then one last snapshot tells it all.
+  while (!poisoned && (!idle() || journal->anything_gathered() || !apply_queue.empty())) {
+    if (!journal->busy()) journal->kick(true);
+    schedule_pump();
+    io.run_once(1000);
+  }
+  if (!poisoned) {
+    start_snapshot();
+    while (snap.active) io.run_once(1000);
+  }
+  while (journal->busy() || pump_scheduled || applying > 0) {
+    if (applying > 0 && apply_waiting_sync.size() == applying) {
+      if (poisoned) break;
+      if (!journal->busy()) journal->kick(true);
+    }
+    io.run_once(1000);
+  }
+  for (ApplyJob* job : std::exchange(apply_waiting_sync, {})) end_apply(job);
+  while (pump_scheduled) io.run_once(0);
+  return poisoned ? Status(Error::of(EIO, "the store is poisoned by a failed journal write: restart it"))
+                  : ok_status();
+}
+
+Result<std::unique_ptr<ChunkStore>> ChunkStore::open_file(io::Io& io, io::File file, uint64_t size_bytes,
+                                                          const OpenOptions& options,
+                                                          const Mutants& mutants) {
+  auto impl = std::make_unique<Impl>(io, file, options, mutants);
+  FFS_TRY_STATUS(impl->start(size_bytes));
+  return std::unique_ptr<ChunkStore>(new ChunkStore(std::move(impl)));
+}
+
+Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::string& path,
+                                                     const OpenOptions& options) {
+  auto opened = io::open_device(path);
+  if (!opened.ok()) {
+    return open_error(opened.error().code, opened.error().what, "%s: %s", path.c_str(),
+                      std::strerror(opened.error().code));
+  }
+  io::Device device = opened.value();
+  auto file = io.add_file(device.fd);
+  if (!file.ok()) {
+    io::close_device(device);
+    return file.error();
+  }
+  auto impl = std::make_unique<Impl>(io, file.value(), options, Mutants{});
+  impl->device = device;
+  Status started = impl->start(device.size_bytes);
+  if (!started.ok()) {
+    std::string numbers = last_open_message();
+    return open_error(started.error().code, started.error().what, "%s: %s", path.c_str(), numbers.c_str());
+  }
+  return std::unique_ptr<ChunkStore>(new ChunkStore(std::move(impl)));
+}
+
+}  // namespace ffs::engine
