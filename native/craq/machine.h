@@ -91,6 +91,7 @@ struct Pending {
   bool held = false;          // all before us have it
   bool acked = false;         // the successor has committed it
   bool sent = false;          // in this chain version
+  Fate fate = Fate::unasked;  // with the predecessor, while reconciling
   bool loaded = false;        // from the store: is sent as a whole chunk
   bool fallen = false;        // refused, or built on what was
   bool journal_only = false;  // refused by the head before it was sent
@@ -132,6 +133,7 @@ struct Chunk {
   Pending* staging = nullptr;
   uint32_t refusing = 0;       // Refuse effects under way
   bool below_refused = false;  // the members behind have dropped what has fallen
+  bool absent_above = false;   // the predecessor has no such chunk
   bool unreconciled = false;   // the predecessor's answer is awaited
   bool retired = false;        // in the list of records that may be freed
   Tomb* tombs = nullptr;
@@ -324,6 +326,9 @@ class Replica::Machine {
   void maybe_serve();
   void serve();
   void drop(Pending* p);
+  void ask_fate(const Chunk* c);
+  Fate fate_here(const Notice& n);
+  void settle(Chunk* c);
   void nudge(bool reconnected);
 
   // --- requests.cc

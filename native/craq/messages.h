@@ -105,13 +105,16 @@ enum class NoticeType : uint8_t {
   answer = 7,             // from the last: key, number, version (committed), flag (chunk exists)
   space_epoch = 8,        // down: key (its space), number (epoch)
   space_epoch_ack = 9,    // up: the same: durable here and below
-  reconcile = 10,         // up: key: what do you hold of a chunk that I have pendings of?
-  reconcile_answer = 11,  // down: key, version (committed), other (newest pending), flag (exists)
+  reconcile = 10,         // up: key, version, identity: what became of that pending of mine?
+  reconcile_answer = 11,  // down: key, version, number (Fate), flag (chunk exists or will)
   reconciled = 12,        // up: my pendings are a part of yours; send yours
   resent = 13,            // down: all my pendings went before this
   ready = 14,             // up: I serve, and all behind me
   invite = 15,            // down: I can answer `reconcile` now
 };
+
+// What a member knows of a version that its successor has pending.
+enum class Fate : uint8_t { unasked = 0, unknown = 1, pending = 2, committed = 3 };
 
 struct Notice {
   NoticeType type = NoticeType::held;

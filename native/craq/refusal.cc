@@ -66,7 +66,7 @@ void Replica::Machine::refuse_durable(Pending* p, Outcome outcome) {
   }
   c->below_refused = false;
   if (!first() && !journal_only) send_refusal(c, version, identity, why);
-  if (c->unreconciled) notify(predecessor(), Notice{.type = NoticeType::reconcile, .key = c->key});
+  if (c->unreconciled) settle(c);
   progress(c);  // an older one may have fallen meanwhile
 }
 

@@ -367,7 +367,9 @@ bool Replica::Machine::known_already(const Update& u, Chunk* c) {
     return true;
   }
   Notice ack{.type = NoticeType::ack, .key = u.key, .version = std::max(c->committed.version, u.version)};
-  if (c->committed.version >= u.version || c->removed >= u.version) {
+  // What isn't pending below a pending version was committed (and removed, if we don't have it).
+  const bool below_pending = c->dirty() && c->pendings.first()->version() > u.version;
+  if (c->committed.version >= u.version || c->removed >= u.version || below_pending) {
     notify(predecessor(), ack);
     return true;
   }
@@ -488,7 +490,7 @@ void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
   } else if (p->held && !p->fallen) {
     send_held(p);
   }
-  if (c->unreconciled) notify(predecessor(), Notice{.type = NoticeType::reconcile, .key = c->key});
+  if (c->unreconciled) settle(c);
   progress(c);
   stage_next(c);
 }

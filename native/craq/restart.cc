@@ -105,6 +105,7 @@ void Replica::Machine::adopt() {
   for (Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
     p->held = first();
     p->acked = p->sent = false;
+    p->fate = Fate::unasked;
     p->chunk->below_refused = p->journal_only;
     p->chunk->unreconciled = false;
   }
@@ -131,46 +132,82 @@ void Replica::Machine::adopt() {
     if (p->chunk->unreconciled) continue;
     p->chunk->unreconciled = true;
     unreconciled_++;
-    notify(predecessor(), Notice{.type = NoticeType::reconcile, .key = p->update.key});
+    ask_fate(p->chunk);
   }
 }
 
 // ---- Our pendings become a part of the predecessor's -----------------------------------------
 
-// The successor asks what we hold of a chunk.
+void Replica::Machine::ask_fate(const Chunk* c) {
+  for (const Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
+    if (p->fate != Fate::unasked) continue;
+    Notice n{.type = NoticeType::reconcile, .key = c->key, .version = p->version()};
+    n.identity = p->update.identity;
+    notify(predecessor(), n);
+  }
+}
+
+// The successor asks what became of one of its pendings.
 void Replica::Machine::reconcile_received(const Notice& n) {
   if (!reconciled_) return;
+  Notice answer{.type = NoticeType::reconcile_answer, .key = n.key, .version = n.version};
+  answer.number = static_cast<uint64_t>(fate_here(n));
   const Chunk* c = chunk(n.key);
-  Notice answer{.type = NoticeType::reconcile_answer, .key = n.key, .version = c->committed.version};
-  answer.flag = !c->committed.version.none();
-  for (const Pending* p = c->pendings.first(); p != nullptr && !p->fallen; p = c->pendings.next(p)) {
-    answer.other = p->version();
-  }
+  answer.flag = c->dirty() || !c->committed.version.none();
   notify(successor(), answer);
 }
 
-// What the predecessor has committed is committed, what it has pending stays, the rest never was.
+Fate Replica::Machine::fate_here(const Notice& n) {
+  const Chunk* c = chunk(n.key);
+  if (const Pending* p = find_pending(c, n.version); p != nullptr) {
+    return p->fallen ? Fate::unknown : Fate::pending;
+  }
+  if (c->committed.version >= n.version) return Fate::committed;
+  if (n.identity.client.value == 0) return Fate::unknown;
+  // Committed and removed since: the retry table knows. A later sequence means that this one ended,
+  // and a refused one would have been dropped below before it ended here.
+  std::optional<RetryEntry> entry = store_.retry(n.identity.client, n.identity.channel);
+  if (!entry.has_value()) return Fate::unknown;
+  const bool done = entry->sequence == n.identity.sequence && entry->version == n.version &&
+                    entry->state == RetryState::done;
+  return done || entry->sequence > n.identity.sequence ? Fate::committed : Fate::unknown;
+}
+
 void Replica::Machine::reconcile_answered(const Notice& n) {
   Chunk* c = find_chunk(n.key);
   if (c == nullptr || !c->unreconciled) return;
-  if (c->staging != nullptr || c->refusing > 0) return;  // asked again when the disk is done
+  Pending* asked = find_pending(c, n.version);
+  if (asked == nullptr || n.number > static_cast<uint64_t>(Fate::committed)) return;
+  asked->fate = static_cast<Fate>(n.number);
+  c->absent_above = !n.flag;
+  settle(c);
+}
+
+// All fates are known: what the predecessor has committed is committed, what it has pending stays,
+// the rest never was.
+void Replica::Machine::settle(Chunk* c) {
+  if (c->staging != nullptr || c->refusing > 0) return;  // comes again when the disk is done
+  Pending* committed = nullptr;
+  Pending* kept = nullptr;
+  for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
+    if (p->fate == Fate::unasked) return;
+    if (p->fate == Fate::committed) committed = p;
+    if (p->fate != Fate::unknown) kept = p;
+  }
+  if (c->absent_above && kept == committed) {
+    // A removal of the collection's leaves no retry entry, but it leaves no chunk above either.
+    const ChunkFacts& left = committed != nullptr ? committed->after : c->committed;
+    Pending* p = committed != nullptr ? c->pendings.next(committed) : c->pendings.first();
+    while (p != nullptr && !p->removal()) p = c->pendings.next(p);
+    if (!left.version.none() && p != nullptr) committed = kept = p;
+  }
   c->unreconciled = false;
   FFS_CHECK(unreconciled_ > 0);
   unreconciled_--;
-  Version committed = n.flag ? n.version : Version{};
-  Version kept = std::max(committed, n.other);
-  if (!n.flag && n.other.none()) {
-    // The predecessor has nothing: it has committed our last removal, or never saw any of it.
-    for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
-      if (p->removal()) committed = kept = p->version();
-    }
-  }
-  while (Pending* p = c->pendings.last()) {
-    if (p->version() <= kept) break;
-    drop(p);
-  }
+  const Version commit_to = committed != nullptr ? committed->version() : Version{};
+  while (c->pendings.last() != kept) drop(c->pendings.last());
   while (Pending* p = c->pendings.first()) {
-    if (p->version() > committed || p->fallen || p->disk != Pending::Disk::staged) break;
+    if (p->version() > commit_to || p->fallen || p->disk != Pending::Disk::staged) break;
     commit(p, /*with_stage=*/false);
   }
 }
@@ -259,9 +296,7 @@ void Replica::Machine::nudge(bool reconnected) {
   if (config_.version == ChainVersion{} || phase_ == Phase::offline || phase_ == Phase::persisting) return;
   if (!reconciled_) {
     for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
-      bool oldest = ChunkPendings::prev(p) == nullptr;
-      if (!oldest || !p->chunk->unreconciled) continue;
-      notify(predecessor(), Notice{.type = NoticeType::reconcile, .key = p->update.key});
+      if (ChunkPendings::prev(p) == nullptr && p->chunk->unreconciled) ask_fate(p->chunk);
     }
     return;
   }

@@ -31,6 +31,7 @@ class Op:
     tag: int = 0
     epoch: int = 0
     lower: int = 0  # position in the chunk's order that was known when it was invoked
+    least_epoch: int = 0  # of the space, acknowledged when it was invoked
     version: Version = NONE  # that committed
     refused: bool = False
     answered: Outcome | None = None
@@ -151,8 +152,8 @@ class History:
         expected = ABSENT if op is None else apply(op.kind, base, op.offset, op.length, op.payload)
         if expected != content:
             raise Violation(f"I4: {r.version} on {r.base} is {content}, expected {expected}")
-        if op is not None and op.epoch < self.least_epoch.get(space_of(r.key), 0):
-            raise Violation(f"{r.version} was numbered with epoch {op.epoch} after its space's was raised")
+        if op is not None and op.epoch < op.least_epoch:
+            raise Violation(f"{r.version} has epoch {op.epoch}, asked for after {op.least_epoch} was set")
         self.contents[r.key, r.version] = content
         self.identity_of[r.key, r.version] = r.identity
 

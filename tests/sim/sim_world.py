@@ -375,6 +375,7 @@ class World:
         size = rng.choice((4, 4, 8, 20))
         payload = self.serial.to_bytes(4, "big") * (size // 4)
         op = Op(identity, what, key, lower=chunk.known, epoch=self.epoch if space == SPACE else 0)
+        op.least_epoch = self.history.least_epoch.get(space, 0)
         if self.plan.epochs and rng.random() < 0.1 and op.epoch:
             op.epoch -= 1
         if what == Kind.WRITE:
