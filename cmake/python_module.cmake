@@ -13,7 +13,9 @@ Python_add_library(_ffs MODULE ${generated})
 set_target_properties(_ffs PROPERTIES SUFFIX ".abi3.so" C_VISIBILITY_PRESET hidden)
 target_compile_definitions(_ffs PRIVATE Py_LIMITED_API=0x030B0000)
 target_compile_options(_ffs PRIVATE -Wno-shadow -Wno-unused-parameter)
-# What ffs.h declares and nobody defines is an error here, not at import. (Python's own symbols are the
-# interpreter's.)
 target_link_libraries(_ffs PRIVATE ffs_capi)
+# What is declared and nobody defines is an error here, not at import. (--no-undefined can't be used:
+# Python's own symbols are the interpreter's.)
+add_custom_command(TARGET _ffs POST_BUILD VERBATIM
+  COMMAND sh -c "if nm -D --undefined-only '$<TARGET_FILE:_ffs>' | grep -E ' U (_Z[A-Z]*3ffs|ffs_)'; then exit 1; fi")
 install(TARGETS _ffs DESTINATION ffs/_native)
