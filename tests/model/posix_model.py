@@ -314,7 +314,7 @@ class ModelFs:
         self.drop(where, name)
 
     def rename(self, user: User, source: bytes, target: bytes, flags: int) -> None:
-        bare = source.rstrip(b"/") or b"/", target.rstrip(b"/") or b"/"
+        bare = source.rstrip(b"/") or source[:1], target.rstrip(b"/") or target[:1]
         old_dir, old_name, old, _ = self.lookup(user, bare[0], follow=False)
         new_dir, new_name, new, _ = self.lookup(user, bare[1], follow=False)
         if self.special(old_name):

@@ -30,8 +30,8 @@ async def rename(core: Core, txn: Transaction, req: meta.Rename) -> OkReply:
     creds, exchange = req.creds, bool(req.flags & RENAME_EXCHANGE)
     if req.flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or req.flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
         raise errors.InvalidArgument(f"rename flags {req.flags}: 0, no-replace or exchange", req.source)
-    source = await walk(txn, creds, req.source.rstrip(b"/") or b"/", follow=False, entry=True)
-    target = await walk(txn, creds, req.target.rstrip(b"/") or b"/", follow=False, entry=True)
+    source = await walk(txn, creds, req.source.rstrip(b"/") or req.source[:1], follow=False, entry=True)
+    target = await walk(txn, creds, req.target.rstrip(b"/") or req.target[:1], follow=False, entry=True)
     if source.special:
         raise errors.Busy(None, req.source, req.target)
     if target.special:
