@@ -195,7 +195,9 @@ class Ior:
             handles[:] = files
             self._file[mine] = handles[which[:taken][some]]
             self._epoch[mine] = np.array([file.epoch for file in files], dtype=np.int64)[which[:taken][some]]
-            self._iov[mine] = iov
+            kept = np.empty(1, dtype=object)
+            kept[0] = iov  # as itself: numpy would take a sequence apart
+            self._iov[mine] = kept
         self._empty += [int(u) for u in user[:taken][used < 0]]
         self._prepared += len(mine)
         if self.depth and self._prepared >= self.depth:
