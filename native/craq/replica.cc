@@ -378,7 +378,9 @@ bool Replica::Machine::known_already(const Update& u, Chunk* c) {
   std::optional<RetryEntry> entry = store_.retry(u.identity.client, u.identity.channel);
   if (!entry.has_value() || entry->sequence != u.identity.sequence || entry->version != u.version)
     return false;
-  if (entry->state == RetryState::done) {  // and removed since
+  if (entry->state == RetryState::done && !c->dirty() && c->committed.version.none()) {  // and removed since
+    c->removed = u.version;
+    keep_in_memory(c, u.version);
     notify(predecessor(), ack);
     return true;
   }
