@@ -123,19 +123,6 @@ async def fenced_clients(
     return [(id_in_key(key), decode_fence(value)) for key, value in pairs]
 
 
-async def forget_fences(core: Core) -> int:
-    """Drops the fences whose client can't have a capability left that hasn't expired; how many."""
-    now = core.cluster.manager_time_ms()
-
-    async def body(txn: Transaction) -> int:
-        old = [c for c, fence in await fenced_clients(txn, 0, PAGE) if fence.capability_expiry_ms < now]
-        for client in old:
-            txn.clear(fence_key(client))
-        return len(old)
-
-    return await core.store.run(body)
-
-
 # --- settling -------------------------------------------------------------------------------
 
 
@@ -268,7 +255,7 @@ class SessionSweeper:
         self._seen = live
         for client in await self._ended():
             done += await settle_client(self._core, client)
-        return done + await forget_fences(self._core)
+        return done
 
     async def _sessions(self) -> list[tuple[int, int, int]]:
         """(client, ttl, beat) of each."""
