@@ -106,22 +106,18 @@ Status ChunkStore::Impl::close() {
   FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0);
   closing = true;
   // Lone records and applications come to their end, then one last snapshot tells it all.
-  while (!poisoned && (!idle() || journal->anything_gathered() || !apply_queue.empty())) {
-    if (!journal->busy()) journal->kick(true);
-    schedule_pump();
-    io.run_once(1000);
-  }
-  if (!poisoned) {
-    start_snapshot();
-    while (snap.active) io.run_once(1000);
-  }
-  while (journal->busy() || pump_scheduled || applying > 0) {
-    if (applying > 0 && apply_waiting_sync.size() == applying) {
-      if (poisoned) break;
-      if (!journal->busy()) journal->kick(true);
+  auto drain = [this] {
+    while (!idle() || (!poisoned && (journal->anything_gathered() || !apply_queue.empty()))) {
+      bool waited_for = journal->anything_gathered() || !apply_waiting_sync.empty();
+      if (poisoned && !journal->busy() && apply_waiting_sync.size() == applying) break;
+      if (!journal->busy() && waited_for) journal->kick(true);
+      if (!apply_queue.empty()) schedule_pump();
+      io.run_once(1000);
     }
-    io.run_once(1000);
-  }
+  };
+  drain();
+  if (!poisoned) start_snapshot();
+  drain();
   for (ApplyJob* job : std::exchange(apply_waiting_sync, {})) end_apply(job);
   while (pump_scheduled) io.run_once(0);
   return poisoned ? Status(Error::of(EIO, "the store is poisoned by a failed journal write: restart it"))
