@@ -4,6 +4,7 @@ trailing fields ignored, missing ones filled in."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,27 @@ def test_every_message_has_its_own_tag() -> None:
     for request, reply in meta.REPLY_OF.items():
         assert request.__struct_config__.tag in range(10, 100)
         assert reply.__struct_config__.tag in range(100)
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    """docs/metadata.md, Records: the bytes written there are those of this release."""
+    text = (Path(__file__).parents[3] / "docs" / "metadata.md").read_text()
+    block = text.split("Worked example: `/a.bin`")[1].split("```")[1]
+    shown = "".join(re.findall(r"\b[0-9a-f]{2}\b", re.sub(r"  +[^ 0-9a-f].*| +\[.*|   +\S.*$", "", block)))
+    inode = records.Inode(
+        type=2,
+        mode=0o644,
+        uid=1000,
+        gid=1000,
+        btime_ns=10**18,
+        ctime_ns=10**18,
+        layout=Layout(1, 1, 17409, 1 << 20, 0),
+    )
+    for data in (schema.inode_key(17409), schema.dirent_key(1, b"a.bin")):
+        assert data.hex() in shown
+    assert msgspec.msgpack.encode(records.Dirent(1, 17409, 2)).hex() in shown
+    assert "95 01 01 cd 44 01 ce 00 10 00 00 00" in block
+    assert msgspec.msgpack.encode(inode).hex().endswith("9501" + "01cd4401ce00100000" + "00c400c0")
 
 
 def make_golden() -> None:
