@@ -15,29 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ffs._native.ring import (
-    OP_LAST_CHUNK,
-    OP_REMOVE_RANGE,
-    OP_SPACE_EPOCH,
-    OP_TRUNCATE,
-    WAIT_NEEDS_CAPABILITY,
-    NativeClient,
-    Ring,
-    error_of_cqe,
-)
+from ffs._native.ring import WAIT_NEEDS_CAPABILITY, NativeClient, Ring
 from ffs._native.routes import ChainRoute, TargetRoute
-from ffs.errors import FfsError, ShutDown, StaleEpoch
-from ffs.proto.cluster import (
-    LastChunk,
-    LastChunkReply,
-    RaiseSpaceEpoch,
-    RemovePage,
-    RemovePageReply,
-    TruncateChunk,
-    collector_client,
-)
+from ffs.errors import FfsError, ShutDown
+from ffs.proto.cluster import collector_client
 from ffs.proto.common import (
     CAPABILITY_CLUSTER,
     RIGHT_READ,
@@ -45,9 +28,9 @@ from ffs.proto.common import (
     RIGHT_WRITE,
     Capability,
     Message,
-    OkReply,
     encode_capability,
 )
+from storage_server.chunk_work import Request, Steps, steps_of
 
 log = logging.getLogger("ffs.storage.collector")
 
@@ -55,14 +38,13 @@ ENTRIES: Final = 256
 TIMEOUT_MS: Final = 15_000
 CAPABILITY_MS: Final = 600_000  # manager time; renewed at half of it
 POLL_MS: Final = 100  # the ring's own timeouts are looked at so often
-PAGE: Final = 1000
-
-Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk
+NUDGE_S: Final = 0.001
 
 
 @dataclass(slots=True)
 class _Work:
-    request: Request
+    chain: int
+    steps: Steps
     future: asyncio.Future[Message]
 
 
@@ -98,7 +80,7 @@ class Collector:
         if self._stopping:
             raise ShutDown("this storage process is stopping")
         future: asyncio.Future[Message] = self._loop.create_future()
-        self._waiting.append(_Work(request, future))
+        self._waiting.append(_Work(request.chain, steps_of(request), future))
         os.eventfd_write(self._wake, 1)
         return await future
 
@@ -134,38 +116,43 @@ class Collector:
         while not self._stopping:
             while self._waiting and len(running) < ENTRIES:
                 number += 1
-                work = self._waiting.popleft()
-                try:
-                    self._prepare(ring, work.request, number)
-                except FfsError as error:
-                    self._answer(work, error)
-                    continue
-                running[number] = work
-            completions, events = ring.wait(0, 0.0)
+                self._step(ring, running, number, self._waiting.popleft(), None)
+            # With least=0 a ring doesn't finish connecting (it only looks); so it is given a moment.
+            completions, events = ring.wait(1 if running else 0, NUDGE_S)
             for cqe in completions:
-                work = running.pop(int(cqe["userdata"]))
-                self._answer(work, _result(work.request, cqe))
+                number += 1
+                self._step(ring, running, number, running.pop(int(cqe["userdata"])), cqe)
             if events & WAIT_NEEDS_CAPABILITY or self._capability_is_old():
                 self._renew()
             if len(completions) == 0:
                 poller.poll(POLL_MS if running else 1000)
                 self._drain_wake()
 
-    def _prepare(self, ring: Ring, request: Request, number: int) -> None:
-        op, key, length, epoch = _operation(request)
-        ring.prepare_one(
-            op,
-            request.chain,
-            self._capability,
-            key,
-            0,
-            length,
-            None,
-            number,
-            space_epoch=epoch,
-            timeout_ms=TIMEOUT_MS,
-            priority=128,
-        )
+    def _step(
+        self, ring: Ring, running: dict[int, _Work], number: int, work: _Work, completion: object
+    ) -> None:
+        """Gives the work its completion (None: it begins), and the ring the next operation that it wants."""
+        try:
+            wanted = work.steps.send(completion)
+            ring.prepare_one(
+                wanted.op,
+                work.chain,
+                self._capability,
+                wanted.key,
+                0,
+                wanted.length,
+                None,
+                number,
+                space_epoch=wanted.epoch,
+                timeout_ms=TIMEOUT_MS,
+                priority=128,
+            )
+        except StopIteration as done:
+            self._answer(work, done.value)
+        except FfsError as error:
+            self._answer(work, error)
+        else:
+            running[number] = work
 
     def _drain_wake(self) -> None:
         try:
@@ -205,46 +192,3 @@ class Collector:
     def _renew(self) -> None:
         self._capability_issued_ms = self._manager_ms()
         self._client.renew_capability(self._capability, self._make_capability())
-
-
-def _operation(request: Request) -> tuple[int, bytes, int, int]:
-    """(op, key, length, space epoch) for the ring."""
-    if isinstance(request, RaiseSpaceEpoch):
-        return OP_SPACE_EPOCH, _first_key(request.space), 0, request.epoch
-    if isinstance(request, RemovePage):
-        limit = min(request.limit or PAGE, PAGE)
-        return OP_REMOVE_RANGE, request.space.to_bytes(8, "big") + request.start, limit, request.epoch
-    if isinstance(request, TruncateChunk):
-        return OP_TRUNCATE, request.key, request.length_bytes, request.epoch
-    return OP_LAST_CHUNK, _first_key(request.space), 0, 0
-
-
-def _first_key(space: int) -> bytes:
-    return space.to_bytes(8, "big") + bytes(16)
-
-
-def _result(request: Request, cqe: Any) -> Message | FfsError:
-    """The reply of a completion. An absent chunk is a result, not an error."""
-    failed = int(cqe["result"]) < 0
-    error = error_of_cqe(cqe) if failed else None
-    absent = error is not None and error.errno == 2
-    if isinstance(request, LastChunk):
-        if absent:
-            return LastChunkReply(key=b"", length_bytes=0, chunks=0)
-        if error is None:
-            return LastChunkReply(
-                key=cqe["key"].tobytes(),
-                length_bytes=int(cqe["chunk_length"]),
-                chunks=int(cqe["value"]),
-            )
-    elif isinstance(request, RemovePage):
-        if error is None or absent:
-            removed = int(cqe["value"]) if error is None else 0
-            return RemovePageReply(removed=removed, more=removed > 0)
-    elif isinstance(request, TruncateChunk) and absent:
-        return OkReply()
-    if error is None:
-        return OkReply()
-    if isinstance(request, RaiseSpaceEpoch) and isinstance(error, StaleEpoch):
-        return OkReply()  # it is higher already: a maximum
-    return error

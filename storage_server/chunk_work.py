@@ -1,0 +1,122 @@
+"""What each request of the namespace does to chunks: generators over ring operations. Pure.
+
+`steps_of(request)` yields an Operation, is sent its completion (a row of ffs._native.ring.CQE_DTYPE), and so
+on; it returns the reply or raises the error of the chain. Every one is idempotent. An absent chunk is a
+result, never an error. docs/control_plane.md, Storage control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from errno import ENOENT
+from typing import Any, Final, NamedTuple
+
+from ffs._native.ring import (
+    OP_LAST_CHUNK,
+    OP_REMOVE,
+    OP_REMOVE_RANGE,
+    OP_SPACE_EPOCH,
+    OP_TRUNCATE,
+    error_of_cqe,
+)
+from ffs.errors import StaleEpoch
+from ffs.proto.cluster import (
+    LastChunk,
+    LastChunkReply,
+    RaiseSpaceEpoch,
+    RemovePage,
+    RemovePageReply,
+    TruncateChunk,
+)
+from ffs.proto.common import Message, OkReply
+
+EPOCH_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # of a space that is removed for good
+PAGE: Final = 1000
+
+
+class Operation(NamedTuple):
+    op: int
+    key: bytes  # 24 bytes
+    length: int
+    epoch: int
+
+
+Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk
+Steps = Generator[Operation, Any, Message]
+
+
+def steps_of(request: Request) -> Steps:
+    if isinstance(request, RaiseSpaceEpoch):
+        return _raise_epoch(request)
+    if isinstance(request, TruncateChunk):
+        return _truncate(request)
+    if isinstance(request, LastChunk):
+        return _last_chunk(request)
+    return _remove_space_page(request) if request.epoch == EPOCH_MAX else _remove_tail(request)
+
+
+def _failed(cqe: Any) -> bool:
+    return int(cqe["result"]) < 0
+
+
+def _absent(cqe: Any) -> bool:
+    return int(cqe["result"]) == -ENOENT
+
+
+def _first_key(space: int) -> bytes:
+    return space.to_bytes(8, "big") + bytes(16)
+
+
+def _raise_epoch(request: RaiseSpaceEpoch) -> Steps:
+    cqe = yield Operation(OP_SPACE_EPOCH, _first_key(request.space), 0, request.epoch)
+    if _failed(cqe):
+        error = error_of_cqe(cqe)
+        if not isinstance(error, StaleEpoch):  # higher already: it is a maximum
+            raise error
+    return OkReply()
+
+
+def _truncate(request: TruncateChunk) -> Steps:
+    """Cuts; a chunk that is shorter already isn't made longer."""
+    cqe = yield Operation(OP_TRUNCATE, request.key, request.length_bytes, request.epoch)
+    if _failed(cqe) and not _absent(cqe):
+        raise error_of_cqe(cqe)
+    return OkReply()
+
+
+def _last_chunk(request: LastChunk) -> Steps:
+    cqe = yield Operation(OP_LAST_CHUNK, _first_key(request.space), 0, 0)
+    if _absent(cqe):
+        return LastChunkReply(key=b"", length_bytes=0, chunks=0)
+    if _failed(cqe):
+        raise error_of_cqe(cqe)
+    return LastChunkReply(
+        key=cqe["key"].tobytes(), length_bytes=int(cqe["chunk_length"]), chunks=int(cqe["value"])
+    )
+
+
+def _remove_space_page(request: RemovePage) -> Steps:
+    """Of a space that takes no writes any more: the chain removes a page by itself."""
+    key = request.space.to_bytes(8, "big") + request.start
+    cqe = yield Operation(OP_REMOVE_RANGE, key, 0, request.epoch)
+    if _absent(cqe):
+        return RemovePageReply(removed=0, more=False)
+    if _failed(cqe):
+        raise error_of_cqe(cqe)
+    return RemovePageReply(removed=int(cqe["value"]), more=bool(cqe["chunk_length"]))
+
+
+def _remove_tail(request: RemovePage) -> Steps:
+    """Of a space that lives on (a truncation): from the last chunk down to `start`."""
+    start = request.space.to_bytes(8, "big") + request.start
+    limit = min(request.limit or PAGE, PAGE)
+    for removed in range(limit):
+        cqe = yield Operation(OP_LAST_CHUNK, _first_key(request.space), 0, 0)
+        if _absent(cqe) or (not _failed(cqe) and cqe["key"].tobytes() < start):
+            return RemovePageReply(removed=removed, more=False)
+        if _failed(cqe):
+            raise error_of_cqe(cqe)
+        cqe = yield Operation(OP_REMOVE, cqe["key"].tobytes(), 0, request.epoch)
+        if _failed(cqe) and not _absent(cqe):
+            raise error_of_cqe(cqe)
+    return RemovePageReply(removed=limit, more=True)
