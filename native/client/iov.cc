@@ -51,13 +51,13 @@ Result<std::unique_ptr<Iov>> Iov::create(const IovOptions& options) {
     if (options.size_bytes == 0) return Error::of(EINVAL, "an Iov needs at least one byte");
     if (options.size_bytes > (1ull << 46)) return Error::of(EINVAL, "an Iov has at most 64 TiB");
     const uint64_t bytes = round_up(options.size_bytes, options.huge_pages ? kHugePageBytes : kPageBytes);
-    auto fd = net::create_sealed_memfd("ffs-iov", bytes, options.huge_pages);
-    if (!fd.ok() && options.huge_pages && fd.error().code == ENOMEM) {
+    FFS_TRY(iov->fd_, net::create_sealed_memfd("ffs-iov", bytes, options.huge_pages));
+    auto mapping = net::map_shared(iov->fd_.get(), 0, bytes, true);
+    if (!mapping.ok() && options.huge_pages && mapping.error().code == ENOMEM) {
       return Error::of(ENOMEM, "too few huge pages are reserved: raise vm.nr_hugepages");
     }
-    if (!fd.ok()) return fd.error();
-    iov->fd_ = std::move(*fd);
-    FFS_TRY(iov->mapping_, net::map_shared(iov->fd_.get(), 0, bytes, true));
+    if (!mapping.ok()) return mapping.error();
+    iov->mapping_ = std::move(*mapping);
     // A slice in a huge page can't be taken back on its own, so it isn't lent out (docs/ring.md).
     iov->shareable_ = !options.huge_pages;
   }

@@ -147,6 +147,12 @@ void Ring::take_group(const ffs_sqe* entries, uint32_t count) {
 }
 
 uint32_t Ring::submit() {
+  const uint32_t submitted = submit_prepared();
+  arm_timer();
+  return submitted;
+}
+
+uint32_t Ring::submit_prepared() {
   now_ns_ = now_ns();
   adopt_routing();
   uint32_t submitted = 0;
@@ -239,7 +245,7 @@ uint32_t Ring::reap(ffs_cqe* out, uint32_t capacity) {
 // --- waiting ----------------------------------------------------------------------------------
 
 uint32_t Ring::wait(ffs_cqe* out, uint32_t capacity, uint32_t min, int64_t timeout_ms, uint32_t* events) {
-  submit();
+  submit_prepared();
   for (const auto& link : links_) {
     link->sweep();
     if (link->ready() && !link->connection().queue.empty()) mark_dirty(*link);

@@ -47,6 +47,7 @@ class Ring {
   // ring.cc: taking requests, completing them, waiting
   const char* fault_of(const ffs_sqe& entry);
   void take_group(const ffs_sqe* entries, uint32_t count);
+  uint32_t submit_prepared();
   uint32_t reap(ffs_cqe* out, uint32_t capacity);
   uint32_t outstanding() const { return slots_.size() - slots_.free_count(); }
   void progress(bool block, uint64_t until_ns);

@@ -1,0 +1,329 @@
+"""Ior without a server: what it refuses, how it cuts requests, what becomes of those that nobody serves."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ffs import errors
+from ffs._native.iov import Iov
+from ffs._native.ring import NativeClient
+from ffs._native.routes import SERVING, ChainRoute, TargetRoute, c_chains, c_targets
+from ffs.client.ior import Ior
+from ffs.layout import Layout, Placement, chunk_slices, file_chunk_key
+
+CHUNK = 1 << 20
+
+
+@dataclass
+class PlainClient:
+    """What Ior asks of a client."""
+
+    native: NativeClient
+    refreshes: int = 0
+    renewals: list[int] = field(default_factory=list)
+
+    def refresh_routing(self) -> bool:
+        self.refreshes += 1
+        return False
+
+    def renew_capability(self, native_id: int) -> None:
+        self.renewals.append(native_id)
+
+
+@dataclass(eq=False)
+class PlainFile:
+    """What Ior asks of a file."""
+
+    capability: int
+    inode: int = 77
+    size: int = 100 * CHUNK
+    epoch: int = 3
+    name: str = "/a"
+    writes: bool = True
+    placement: Placement = field(
+        default_factory=lambda: Placement(
+            Layout(table=1, table_version=1, chunk_size=CHUNK, stripe=0, seed=5), [4, 5, 6]
+        )
+    )
+    noted: list[tuple[int, int]] = field(default_factory=list)
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return self.writes
+
+    def note_written(self, end: int, epoch: int | None = None) -> None:
+        self.noted.append((end, epoch or 0))
+
+
+@pytest.fixture
+def client() -> Iterator[PlainClient]:
+    native = NativeClient(9, bytes(16), request_timeout_ms=300)
+    yield PlainClient(native)
+    native.close()
+
+
+@pytest.fixture
+def file(client: PlainClient) -> PlainFile:
+    return PlainFile(client.native.add_capability(bytes(88)))
+
+
+@pytest.fixture
+def iov() -> Iterator[Iov]:
+    with Iov(8 << 20) as memory:
+        yield memory
+
+
+def ring(client: PlainClient, entries: int = 16, **options: Any) -> Ior:
+    return Ior(client, entries, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"entries": 3}, "power of two"),
+        ({"entries": 0}, "power of two"),
+        ({"entries": 1 << 17}, "power of two"),
+        ({"kind": "both"}, "kind"),
+        ({"depth": -1}, "depth"),
+        ({"depth": 17}, "depth"),
+    ],
+)
+def test_impossible_rings_are_refused(client: PlainClient, options: dict[str, Any], word: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=word):
+        ring(client, **{"entries": 16, **options})
+
+
+def test_bad_requests_are_refused_by_number_and_none_is_taken(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    with ring(client) as ior:
+        for offsets, places, lengths in [
+            ([0, -1], [0, 0], [1, 1]),
+            ([0, 0], [0, -1], [1, 1]),
+            ([0, 0], [0, len(iov)], [1, 1]),
+            ([0, 0], [0, 0], [1, len(iov) + 1]),
+            ([0, 0], [0, 1 << 62], [1, 1 << 62]),
+            ([0, 0], [0, 0], [1, 0]),
+        ]:
+            with pytest.raises(errors.InvalidArgument, match="request 1"):
+                ior.prepare_many(file, offsets, iov, places, lengths)
+        with pytest.raises(errors.InvalidArgument, match="give as many"):
+            ior.prepare_many(file, [0, 1], iov, [0], [1])
+        with pytest.raises(errors.InvalidArgument, match="whole numbers"):
+            ior.prepare_many(file, [0.5], iov, [0], [1])
+        with pytest.raises(errors.InvalidArgument, match="files"):
+            ior.prepare_many([file], [0, 1], iov, [0, 0], [1, 1])
+        assert ior.prepare_many(file, [], iov, [], []) == 0
+        assert ior.wait(1, 0) == []
+    file.writes = False
+    with ring(client, kind="write") as ior, pytest.raises(errors.InvalidArgument, match="isn't open"):
+        ior.prepare(file, 0, iov[0:1])
+
+
+def test_a_request_over_more_chunks_than_entries_is_refused_with_the_way_out(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    with ring(client, entries=4) as ior:
+        with pytest.raises(errors.InvalidArgument, match="5 chunks"):
+            ior.prepare(file, 1, iov[0 : 4 * CHUNK])
+        ior.prepare(file, 0, iov[0 : 4 * CHUNK])
+
+
+def test_a_full_ring_takes_whole_requests_and_says_how_many(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    with ring(client, entries=8) as ior:
+        # 3 entries each: two fit
+        taken = ior.prepare_many(
+            file, np.arange(5) * 4 * CHUNK + 1, iov, [0] * 5, [2 * CHUNK] * 5, userdata=[7, 8, 9, 10, 11]
+        )
+        assert taken == 2
+        ior.prepare_many(file, [0, 0], iov, [0, 0], [1, 1], [50, 51])
+        with pytest.raises(errors.RingFull):
+            ior.prepare(file, 0, iov[0:1])
+        with pytest.raises(errors.Busy):
+            iov.close()
+        done = ior.wait(4)
+        assert sorted(c.userdata for c in done) == [7, 8, 50, 51]
+        assert all(isinstance(c.error, errors.FfsError) for c in done)
+        assert ior.prepare_many(file, [0] * 9, iov, [0] * 9, [1] * 9) == 8
+
+
+def test_unserved_requests_end_at_their_deadline_and_ask_for_routing(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    native = client.native
+    places = [TargetRoute(1, 1, "127.0.0.1", 9)]
+    native.set_routing(5, [ChainRoute(c, 1, 1, (1,), (0,)) for c in (4, 5, 6)], places)
+    with ring(client) as ior:
+        ior.prepare(file, 0, iov[0 : 2 * CHUNK], 1)
+        (done,) = ior.wait(1)
+        assert isinstance(done.error, errors.ChainUnavailable)
+        assert client.refreshes > 0
+    # Serving by what is known, but nobody listens there.
+    native.set_routing(6, [ChainRoute(c, 1, 1, (1,), (SERVING,)) for c in (4, 5, 6)], places)
+    with ring(client, kind="write") as ior:
+        ior.prepare(file, 0, iov[0:9], 2)
+        (done,) = ior.wait(1)
+        assert isinstance(done.error, errors.DeadlineExceeded)  # surely not applied
+        assert file.noted == []
+
+
+def test_reads_at_the_end_are_done_at_once_and_reads_over_it_are_cut(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    file.size = CHUNK + 5
+    with ring(client) as ior:
+        assert ior.prepare_many(file, [CHUNK + 5, 10**9], iov, [0, 0], [4096, 1], [3, 4]) == 2
+        done = ior.wait(1, 0)
+        assert [(c.userdata, c.result, c.error) for c in done] == [(3, 0, None), (4, 0, None)]
+        _, _, counts = ior._cut(
+            [file],
+            np.zeros(1, dtype=np.int64),
+            np.array([CHUNK - 1]),
+            iov,
+            np.array([0]),
+            np.array([6]),
+        )
+        assert counts.tolist() == [2]
+
+
+def test_requests_are_cut_as_the_scalar_layout_says(client: PlainClient, file: PlainFile, iov: Iov) -> None:
+    rng = np.random.default_rng(1234)
+    other = PlainFile(
+        client.native.add_capability(bytes(88)),
+        inode=1 << 40,
+        epoch=9,
+        placement=Placement(
+            Layout(table=1, table_version=1, chunk_size=CHUNK // 4, stripe=0, seed=8), list(range(20, 33))
+        ),
+    )
+    files = [file, other]
+    n = 200
+    which = rng.integers(0, 2, n)
+    at = rng.integers(0, 20 * CHUNK, n)
+    size = rng.integers(1, 4 * CHUNK, n)
+    to = rng.integers(0, 4 * CHUNK, n)
+    with ring(client, entries=4096, kind="write") as ior:
+        sqes, first, counts = ior._cut(files, which, at, iov, to, size)
+    row = 0
+    for i in range(n):
+        target = files[int(which[i])]
+        pieces = chunk_slices(target.placement.layout.chunk_size, int(at[i]), int(size[i]))
+        assert (first[i], counts[i]) == (row, len(pieces))
+        for nth, piece in enumerate(pieces):
+            sqe = sqes[row]
+            assert bytes(sqe["key"]) == target.inode.to_bytes(8, "big") + file_chunk_key(piece.chunk)
+            assert sqe["chain"] == target.placement.chain_of_index(piece.chunk)
+            assert (sqe["offset"], sqe["length"]) == (piece.offset, piece.length)
+            assert sqe["iov_offset"] == int(to[i]) + piece.position
+            assert sqe["group"] == (len(pieces) if nth == 0 else 0)
+            assert (sqe["capability"], sqe["space_epoch"]) == (target.capability, target.epoch)
+            row += 1
+    assert row == len(sqes)
+
+
+def test_cancel_ends_a_request_and_unknown_ones_are_named(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    with ring(client) as ior:
+        ior.prepare(file, 0, iov[0 : 3 * CHUNK], 42)
+        ior.submit()
+        with pytest.raises(errors.NotFound, match="41"):
+            ior.cancel(41)
+        ior.cancel(42)
+        (done,) = ior.wait(1)
+        assert isinstance(done.error, errors.Cancelled)
+        with pytest.raises(errors.NotFound):
+            ior.cancel(42)
+
+
+def test_the_descriptor_tells_of_completions(client: PlainClient, file: PlainFile, iov: Iov) -> None:
+    with ring(client) as ior:
+        ior.prepare(file, 0, iov[0:1], 1)
+        ior.submit()
+        done: list[Any] = []
+        while not done:
+            assert select.select([ior.fileno()], [], [], 20)[0]
+            done = ior.wait(0, 0)
+        assert isinstance(done[0].error, errors.FfsError)
+
+
+def test_depth_submits_by_itself(client: PlainClient, file: PlainFile, iov: Iov) -> None:
+    with ring(client, depth=3) as ior:
+        for i in range(7):
+            ior.prepare(file, i, iov[i : i + 1], i)
+        assert ior.stats().submitted == 6
+
+
+def test_one_thread_at_a_time(client: PlainClient, file: PlainFile, iov: Iov) -> None:
+    with ring(client) as ior:
+        ior.prepare(file, 0, iov[0:1], 1)
+        inside = threading.Event()
+        failures: list[BaseException] = []
+
+        def other() -> None:
+            inside.wait()
+            while not failures and thread_waits.is_set():
+                try:
+                    ior.stats()
+                except errors.Busy as error:
+                    failures.append(error)
+
+        thread_waits = threading.Event()
+        thread_waits.set()
+        thread = threading.Thread(target=other)
+        thread.start()
+        inside.set()
+        ior.wait(1)
+        thread_waits.clear()
+        thread.join()
+        assert failures
+
+
+def test_a_child_of_fork_is_told_to_make_its_own(client: PlainClient, file: PlainFile, iov: Iov) -> None:
+    ior = ring(client)
+    ior.prepare(file, 0, iov[0:1], 1)
+    ior.submit()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            try:
+                ior.submit()
+            except errors.FfsError as error:
+                if "after fork" in str(error):
+                    ior.close()
+                    fresh = ring(client)
+                    fresh.prepare(file, 0, iov[0:1], 1)
+                    status = 0 if len(fresh.wait(1)) == 1 else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(ior.wait(1)) == 1
+    ior.close()
+
+
+def test_routes_that_cannot_be_are_refused_by_name() -> None:
+    with pytest.raises(errors.InvalidArgument, match="chain 7"):
+        c_chains([ChainRoute(7, 1, 1, (1, 2), (1,))])
+    with pytest.raises(errors.InvalidArgument, match="chain 7"):
+        c_chains([ChainRoute(7, 1, 1, tuple(range(9)), (1,) * 9)])
+    with pytest.raises(errors.InvalidArgument, match="host"):
+        c_targets([TargetRoute(1, 1, "h" * 64, 1)])
+    with pytest.raises(errors.InvalidArgument, match="transport"):
+        NativeClient(1, bytes(16), transport="pigeon")
+    with pytest.raises(errors.InvalidArgument, match="16 bytes"):
+        NativeClient(1, b"short")
+    with pytest.raises(errors.InvalidArgument, match="session"):
+        NativeClient(0, bytes(16))
