@@ -1,0 +1,538 @@
+// A storage server in this process and a tiny client of its own, for tests: blocking, one
+// connection, no retries. It shares the codec with the server and nothing else.
+#pragma once
+
+#include <doctest/doctest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "net/shared_memory.h"
+#include "net/socket.h"
+#include "server/server.h"
+#include "server/wire_craq.h"
+
+namespace ffs::server::testing {
+
+using wire::Detail;
+using wire::Type;
+
+struct TempDir {
+  TempDir() {
+    const char* base = std::getenv("TMPDIR");
+    std::string name = std::string(base != nullptr ? base : "/tmp") + "/ffs-server-XXXXXX";
+    path = ::mkdtemp(name.data());
+  }
+  ~TempDir() { (void)!std::system(("rm -rf " + path).c_str()); }
+  std::string path;
+};
+
+constexpr std::array<uint8_t, 16> kCluster = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+constexpr uint64_t kClient = 0xC11E;
+constexpr uint64_t kSpace = 7;
+
+inline std::vector<uint8_t> pattern(size_t size, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<uint8_t> out(size);
+  for (size_t i = 0; i + 4 <= size; i += 4) {
+    const uint32_t word = static_cast<uint32_t>(random());
+    std::memcpy(out.data() + i, &word, 4);
+  }
+  for (size_t i = size & ~size_t{3}; i < size; i++) out[i] = static_cast<uint8_t>(random());
+  return out;
+}
+
+// One server (a node) with one device and one target, and what the manager would know of it.
+struct Node {
+  uint64_t number;
+  std::string device;
+  std::unique_ptr<Server> server;
+  Shard* shard = nullptr;
+  uint64_t incarnation = 0;
+};
+
+// A cluster of `count` nodes that form one chain, 1; the targets are 101, 102, ...
+class Cluster {
+ public:
+  struct Options {
+    uint32_t nodes = 1;
+    uint64_t device_bytes = 512ull << 20;
+    size_t pool_bytes = 96u << 20;
+    uint32_t max_ops = 1024;
+    uint32_t max_sessions = 256;
+    io::Backend backend = io::Backend::uring;
+    uint64_t region_limit_bytes = 256u << 20;
+    bool local_peers = true;
+  };
+  explicit Cluster(const Options& options) : options_(options) {
+    for (uint32_t i = 0; i < options.nodes; i++) {
+      Node node;
+      node.number = i + 1;
+      node.device = dir_.path + "/device-" + std::to_string(node.number);
+      format(node);
+      nodes_.push_back(std::move(node));
+    }
+    for (Node& node : nodes_) start(node);
+    form();
+  }
+
+  static uint64_t target(uint32_t index) { return 101 + index; }
+  Node& node(uint32_t index) { return nodes_[index]; }
+  const std::string& dir() const { return dir_.path; }
+  ChainVersion version() const { return version_; }
+
+  void start(Node& node) {
+    ShardConfig config;
+    config.node = NodeId(node.number);
+    config.incarnation = ++node.incarnation;
+    config.cluster = kCluster;
+    config.bind_host = "127.0.0.1";
+    config.socket_dir = dir_.path;
+    config.pool_bytes = options_.pool_bytes;
+    config.max_ops = options_.max_ops;
+    config.max_sessions = options_.max_sessions;
+    config.backend = options_.backend;
+    config.region_limit_bytes = options_.region_limit_bytes;
+    node.server = std::make_unique<Server>(config);
+    Failure failure;
+    node.shard = node.server->add_device(node.device, &failure);
+    REQUIRE_MESSAGE(node.shard != nullptr, failure.line);
+    REQUIRE(node.server->start() == 0);
+  }
+
+  // What a manager does at formation and when members return: proposes the next version, waits until
+  // all have it durably, records it.
+  void form() {
+    version_ = {1, version_.counter + 1};
+    configure(true);
+    wait([&](const TargetReport& report) { return report.persisted_here && report.persisted == version_; });
+    configure(false);
+    wait([&](const TargetReport& report) { return report.serving && report.recorded == version_; });
+  }
+
+  void configure(bool proposed) {
+    Routing routing;
+    routing.epoch = ++epoch_;
+    routing.manager_ms = 1000;
+    ChainRoute chain;
+    chain.chain = ChainId(1);
+    chain.proposed = proposed;
+    chain.config.version = version_;
+    chain.config.member_count = options_.nodes;
+    for (uint32_t i = 0; i < options_.nodes; i++) {
+      chain.config.members[i] = {TargetId(target(i)), craq::MemberState::serving};
+      Route route;
+      route.target = TargetId(target(i));
+      route.node = NodeId(nodes_[i].number);
+      route.host = "127.0.0.1";
+      route.port = nodes_[i].shard->port();
+      route.host_id = options_.local_peers ? *net::host_id() : "elsewhere";
+      route.socket_path = nodes_[i].shard->socket_path();
+      routing.targets.push_back(route);
+    }
+    routing.chains.push_back(chain);
+    for (Node& node : nodes_) {
+      if (node.server != nullptr) node.server->configure(routing);
+    }
+  }
+
+  template <typename F>
+  void wait(F&& good) {
+    for (int i = 0; i < 1000; i++) {
+      bool all = true;
+      for (Node& node : nodes_) {
+        for (const TargetReport& report : node.server->report()) all = all && good(report);
+      }
+      if (all) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    for (Node& node : nodes_) {
+      for (const TargetReport& report : node.server->report()) {
+        MESSAGE("target ", report.target.value, " serving ", report.serving, " reason ",
+                static_cast<int>(report.reason), " recorded ", report.recorded.counter, " persisted ",
+                report.persisted.counter);
+      }
+    }
+    REQUIRE_MESSAGE(false, "the chain does not form within 10 s");
+  }
+
+  // Stops and starts all nodes; the chain leads back.
+  void restart() {
+    for (Node& node : nodes_) {
+      REQUIRE(node.server->stop() == 0);
+      node.server.reset();
+    }
+    for (Node& node : nodes_) start(node);
+    form();
+  }
+
+ private:
+  void format(Node& node) {
+    auto io = io::Io::create(io::Options{});
+    REQUIRE(io.ok());
+    engine::FormatOptions format;
+    std::memcpy(format.cluster.data(), kCluster.data(), 16);
+    format.targets = {TargetId(100 + node.number)};
+    format.size_bytes = options_.device_bytes;
+    format.max_chunks = 4096;
+    format.sparse = true;
+    const Status made = engine::ChunkStore::format(**io, node.device, format);
+    REQUIRE_MESSAGE(made.ok(), engine::ChunkStore::last_open_message());
+  }
+
+  Options options_;
+  TempDir dir_;
+  std::vector<Node> nodes_;
+  ChainVersion version_;
+  uint64_t epoch_ = 0;
+};
+
+// What came back for a request.
+struct Answer {
+  Type type{};
+  wire::ReadReply read{};
+  wire::UpdateReply update{};
+  wire::StatusReply status{};
+  wire::ExistsReply exists{};
+  wire::LastChunkReply last{};
+  wire::HelloReply hello{};
+  std::vector<uint8_t> var;
+  std::vector<uint8_t> payload;
+  uint32_t code() const {
+    switch (type) {
+      case Type::kReadReply: return read.status;
+      case Type::kUpdateReply: return update.status;
+      case Type::kExistsReply: return exists.status;
+      case Type::kLastChunkReply: return last.status;
+      case Type::kHelloReply: return hello.status;
+      default: return status.status;
+    }
+  }
+  Detail detail() const {
+    switch (type) {
+      case Type::kReadReply: return static_cast<Detail>(read.detail);
+      case Type::kUpdateReply: return static_cast<Detail>(update.detail);
+      case Type::kExistsReply: return static_cast<Detail>(exists.detail);
+      case Type::kLastChunkReply: return static_cast<Detail>(last.detail);
+      case Type::kHelloReply: return static_cast<Detail>(hello.detail);
+      default: return static_cast<Detail>(status.detail);
+    }
+  }
+};
+
+class TestClient {
+ public:
+  static constexpr size_t kRegionBytes = 32u << 20;
+
+  TestClient(const Shard& shard, net::Transport transport, uint64_t client = kClient) : client_(client) {
+    auto socket = transport == net::Transport::kLocal ? net::connect_local(shard.socket_path().c_str())
+                                                      : net::connect_tcp("127.0.0.1", shard.port(), "cubic");
+    REQUIRE(socket.ok());
+    connection_ = net::Connection(std::move(*socket), transport);
+  }
+
+  Answer hello(const std::array<uint8_t, 16>& cluster = kCluster, uint8_t version = wire::kProtocolVersion) {
+    wire::Hello hello{};
+    std::memcpy(hello.cluster, cluster.data(), 16);
+    hello.client = client_;
+    hello.role = static_cast<uint8_t>(wire::Role::kClient);
+    hello.version_min = hello.version_max = version;
+    return ask(Type::kHello, hello);
+  }
+
+  Answer open(uint32_t handle = 1, uint8_t kind = 0, uint64_t space = kSpace, uint32_t rights = 7,
+              uint64_t expiry_ms = 0) {
+    wire::Capability capability{};
+    capability.version = 1;
+    capability.kind = kind;
+    capability.rights = rights;
+    capability.client = client_;
+    capability.space = space;
+    capability.expiry_ms = expiry_ms;
+    wire::OpenCapability open{};
+    open.handle = handle;
+    return ask(Type::kOpenCapability, open,
+               net::Bytes(reinterpret_cast<const uint8_t*>(&capability), sizeof capability));
+  }
+
+  // hello, capability 1 for all that the tests do, and over `local` a region of kRegionBytes.
+  void ready() {
+    REQUIRE(hello().code() == 0);
+    REQUIRE(open().code() == 0);
+    if (connection_.transport == net::Transport::kLocal) {
+      auto memory = net::create_sealed_memfd("test", kRegionBytes, false);
+      REQUIRE(memory.ok());
+      memory_ = std::move(*memory);
+      auto mapping = net::map_shared(memory_.get(), 0, kRegionBytes, true);
+      REQUIRE(mapping.ok());
+      region_ = std::move(*mapping);
+      region_id_ = next_region()++;
+      const Answer answer = register_region(region_id_, memory_.get(), 0, kRegionBytes);
+      REQUIRE(answer.code() == 0);
+      direct_ = answer.status.value == 1;
+    }
+  }
+
+  Answer register_region(uint64_t id, int fd, uint64_t offset, uint64_t size) {
+    wire::RegisterRegion region{};
+    region.region = id;
+    region.offset = offset;
+    region.size = size;
+    return ask(Type::kRegisterRegion, region, {}, {}, fd);
+  }
+  Answer unregister_region(uint64_t id) { return ask(Type::kUnregisterRegion, wire::UnregisterRegion{id}); }
+
+  wire::Context context() {
+    wire::Context context = base;
+    context.client = client_;
+    return context;
+  }
+
+  // --- sending without waiting
+  template <typename T>
+  uint64_t send(Type type, const T& fixed, net::Bytes var = {}, net::Bytes payload = {}, int fd = -1) {
+    const uint64_t id = ++last_id_;
+    connection_.queue.push(type, id, fixed, var, payload, 0, fd);
+    return id;
+  }
+
+  uint64_t send_update(wire::Update update, const std::vector<uint8_t>& data, bool inline_data,
+                       uint64_t region_at = 0) {
+    std::vector<uint32_t> crcs(net::piece_count(update.offset, static_cast<uint32_t>(data.size())));
+    net::piece_crcs(update.offset, data, crcs.data());
+    return send_update_with(update, data, crcs, inline_data, region_at);
+  }
+
+  uint64_t send_update_with(wire::Update update, const std::vector<uint8_t>& data, const std::vector<uint32_t>& crcs,
+                            bool inline_data, uint64_t region_at = 0) {
+    update.bulk = {};
+    const net::Bytes var(reinterpret_cast<const uint8_t*>(crcs.data()), crcs.size() * 4);
+    if (!data.empty()) update.bulk.length = static_cast<uint32_t>(data.size());
+    if (inline_data || data.empty()) {
+      if (!data.empty()) update.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kInline);
+      sent_.push_back(std::make_unique<std::vector<uint8_t>>(data));
+      return send(Type::kUpdate, update, var, *sent_.back());
+    }
+    std::memcpy(region_.data() + region_at, data.data(), data.size());
+    update.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kRegion);
+    update.bulk.region = region_id_;
+    update.bulk.address = region_at;
+    return send(Type::kUpdate, update, var);
+  }
+
+  wire::Update update(wire::UpdateKind kind, uint64_t index, uint32_t offset, uint32_t length) {
+    wire::Update update{};
+    update.context = context();
+    update.context.channel = 1;
+    update.context.sequence = next_sequence()++;
+    const ChunkKey key = ChunkKey::of_file(kSpace, index);
+    std::memcpy(update.key, key.bytes.data(), 24);
+    update.kind = static_cast<uint8_t>(kind);
+    update.offset = offset;
+    update.length = length;
+    return update;
+  }
+
+  uint64_t send_read(uint64_t index, uint32_t offset, uint32_t length, bool inline_data, uint64_t region_at = 0,
+                     uint32_t flags = wire::kReadWantChecksums) {
+    wire::Read read{};
+    read.context = context();
+    const ChunkKey key = ChunkKey::of_file(kSpace, index);
+    std::memcpy(read.key, key.bytes.data(), 24);
+    read.offset = offset;
+    read.length = length;
+    read.flags = flags;
+    read.bulk.length = length;
+    read.bulk.kind = static_cast<uint8_t>(inline_data ? wire::BulkKind::kInline : wire::BulkKind::kRegion);
+    read.bulk.region = inline_data ? 0 : region_id_;
+    read.bulk.address = region_at;
+    return send(Type::kRead, read);
+  }
+
+  // --- waiting
+  Answer wait(uint64_t id) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (true) {
+      if (auto found = answers_.find(id); found != answers_.end()) {
+        Answer answer = std::move(found->second);
+        answers_.erase(found);
+        return answer;
+      }
+      REQUIRE_MESSAGE(std::chrono::steady_clock::now() < until, "no answer within 30 s");
+      REQUIRE_MESSAGE(step(), "the server has closed the connection");
+    }
+  }
+  template <typename T>
+  Answer ask(Type type, const T& fixed, net::Bytes var = {}, net::Bytes payload = {}, int fd = -1) {
+    return wait(send(type, fixed, var, payload, fd));
+  }
+  // True if the server closes the connection instead of answering.
+  bool closed() {
+    for (int i = 0; i < 5000; i++) {
+      if (!step(2)) return true;
+    }
+    return false;
+  }
+
+  // --- whole operations
+  Answer write(uint64_t index, uint32_t offset, const std::vector<uint8_t>& data) {
+    const bool inline_data = connection_.transport != net::Transport::kLocal;
+    return wait(send_update(update(wire::UpdateKind::kWrite, index, offset, static_cast<uint32_t>(data.size())), data,
+                            inline_data));
+  }
+  Answer change(wire::UpdateKind kind, uint64_t index, uint32_t length = 0) {
+    return wait(send_update(update(kind, index, 0, length), {}, true));
+  }
+  // The answer with the bytes in `payload`, wherever they came, and checksums verified.
+  Answer read(uint64_t index, uint32_t offset, uint32_t length, uint64_t region_at = 4096) {
+    const bool inline_data = connection_.transport != net::Transport::kLocal;
+    if (!inline_data) std::memset(region_.data() + region_at, 0xEE, length);
+    Answer answer = wait(send_read(index, offset, length, inline_data, region_at));
+    return take_read(answer, offset, region_at);
+  }
+
+  Answer take_read(Answer answer, uint32_t offset, uint64_t region_at) {
+    if (answer.code() != 0) return answer;
+    const wire::ReadReply& reply = answer.read;
+    REQUIRE(answer.var.size() == reply.granule_count * 4 + reply.patch_count * sizeof(wire::ReadPatch));
+    if (reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion)) {
+      std::vector<uint8_t> data(region_.data() + region_at, region_.data() + region_at + reply.bytes);
+      size_t at = 0;
+      for (uint32_t i = 0; i < reply.patch_count; i++) {
+        wire::ReadPatch patch;
+        std::memcpy(&patch, answer.var.data() + reply.granule_count * 4 + i * sizeof patch, sizeof patch);
+        REQUIRE(patch.at + patch.length <= data.size());
+        std::memcpy(data.data() + patch.at, answer.payload.data() + at, patch.length);
+        at += patch.length;
+      }
+      REQUIRE(at == answer.payload.size());
+      answer.payload = std::move(data);
+      direct_reads++;
+    }
+    REQUIRE(answer.payload.size() == reply.bytes);
+    for (uint32_t i = 0; i < reply.granule_count; i++) {
+      uint32_t crc;
+      std::memcpy(&crc, answer.var.data() + i * 4, 4);
+      const uint64_t begin = static_cast<uint64_t>(reply.first_granule + i) * kGranuleBytes;
+      const uint64_t end = std::min<uint64_t>(begin + kGranuleBytes, reply.chunk_length);
+      REQUIRE(begin >= offset);
+      REQUIRE(end <= static_cast<uint64_t>(offset) + reply.bytes);
+      CHECK(crc == crc32c(answer.payload.data() + (begin - offset), end - begin));
+    }
+    return answer;
+  }
+
+  // Raw bytes, past the codec.
+  void send_raw(const void* bytes, size_t size) {
+    REQUIRE(::send(connection_.socket.get(), bytes, size, MSG_NOSIGNAL) == static_cast<ssize_t>(size));
+  }
+  void flush() {
+    auto sent = connection_.flush(&released_);
+    (void)sent;
+  }
+  void disconnect() { connection_.socket.reset(); }
+  bool direct() const { return direct_; }
+  uint64_t region_id() const { return region_id_; }
+  uint8_t* region() { return region_.data(); }
+  net::Connection& connection() { return connection_; }
+  // Sequences of a channel only go up, also over several connections of one client.
+  static std::atomic<uint64_t>& next_sequence() {
+    static std::atomic<uint64_t> next = 1;
+    return next;
+  }
+  static std::atomic<uint64_t>& next_region() {
+    static std::atomic<uint64_t> next = 1;
+    return next;
+  }
+
+  wire::Context base = default_context();
+  uint64_t direct_reads = 0;
+
+ private:
+  static wire::Context default_context() {
+    wire::Context context{};
+    context.target = Cluster::target(0);
+    context.chain = 1;
+    context.chain_term = 1;
+    context.chain_counter = 1;
+    context.capability = 1;
+    context.checksum_kind = 1;
+    context.space_epoch = 1;
+    return context;
+  }
+
+  // One turn of sending and receiving; false when the connection is over.
+  bool step(int timeout_ms = 100) {
+    auto sent = connection_.flush(&released_);
+    if (!sent.ok()) return false;
+    net::Frame frame;
+    while (true) {
+      const auto next = connection_.reader.next(&frame);
+      if (next == net::FrameReader::Next::kFrame) {
+        current_ = decode(frame);
+        current_id_ = frame.request_id;
+        if (frame.payload_bytes > 0) {
+          current_.payload.resize(frame.payload_bytes);
+          connection_.reader.place_payload(current_.payload.data());
+        } else {
+          answers_[current_id_] = std::move(current_);
+        }
+      } else if (next == net::FrameReader::Next::kPayload) {
+        answers_[current_id_] = std::move(current_);
+      } else {
+        REQUIRE(next == net::FrameReader::Next::kNeedMore);
+        break;
+      }
+    }
+    auto got = connection_.receive();
+    if (got.ok()) return true;
+    if (got.error().code != EAGAIN) return false;
+    const short events = static_cast<short>(POLLIN | (connection_.queue.empty() ? 0 : POLLOUT));
+    pollfd one{connection_.socket.get(), events, 0};
+    (void)::poll(&one, 1, timeout_ms);
+    return true;
+  }
+
+  static Answer decode(const net::Frame& frame) {
+    Answer answer;
+    answer.type = frame.type;
+    answer.var.assign(frame.var.begin(), frame.var.end());
+    switch (frame.type) {
+      case Type::kReadReply: answer.read = frame.as<wire::ReadReply>(); break;
+      case Type::kUpdateReply: answer.update = frame.as<wire::UpdateReply>(); break;
+      case Type::kExistsReply: answer.exists = frame.as<wire::ExistsReply>(); break;
+      case Type::kLastChunkReply: answer.last = frame.as<wire::LastChunkReply>(); break;
+      case Type::kHelloReply: answer.hello = frame.as<wire::HelloReply>(); break;
+      default: answer.status = frame.as<wire::StatusReply>(); break;
+    }
+    return answer;
+  }
+
+  uint64_t client_;
+  net::Connection connection_;
+  std::vector<uint64_t> released_;
+  std::vector<std::unique_ptr<std::vector<uint8_t>>> sent_;
+  std::map<uint64_t, Answer> answers_;
+  Answer current_;
+  uint64_t current_id_ = 0;
+  uint64_t last_id_ = 0;
+  Fd memory_;
+  net::Mapping region_;
+  uint64_t region_id_ = 0;
+  bool direct_ = false;
+};
+
+}  // namespace ffs::server::testing
