@@ -91,7 +91,7 @@ static_assert(sizeof(BlockHeader) == 64);
 
 constexpr uint32_t kBlockIsPadding = 1;          // journal: skip to the start of the region
 constexpr uint32_t kSliceIsLast = 2;             // snapshot
-constexpr uint32_t kSliceHasTables = 4;          // snapshot: slice 0, all but chunks
+constexpr uint32_t kSliceHasTables = 4;          // snapshot: after the chunks
 constexpr uint32_t kMaxBlockBytes = 256 * 1024;  // of a journal block or slice
 
 enum class RecordType : uint8_t {

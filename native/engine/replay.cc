@@ -161,6 +161,7 @@ Status Recovery::load_snapshot() {
   uint64_t end = at + super_.snapshot_used;
   std::unique_ptr<uint8_t, void (*)(void*)> slice(
       static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes)), std::free);
+  bool tables_seen = false;
   for (uint32_t i = 0; i < super_.snapshot_slices; i++) {
     auto available = static_cast<uint32_t>(std::min<uint64_t>(kMaxBlockBytes, end - at));
     if (available == 0) return open_error(EBADMSG, "the snapshot is damaged", "it ends before slice %u", i);
@@ -180,15 +181,17 @@ Status Recovery::load_snapshot() {
                         number_of(at));
     }
     snapshot_number_ = std::max(snapshot_number_, header.first_record);
-    if (i == 0) tables_number_ = header.first_record;
-    if ((header.flags & kSliceHasTables) == 0) {
+    if ((header.flags & kSliceHasTables) != 0) {
+      tables_number_ = header.first_record;
+      tables_seen = true;
+    } else {
       cover.to_end = (header.flags & kSliceIsLast) != 0;
       cover.number = header.first_record;
       covers_.push_back(cover);
     }
     at += header.span_blocks * kBlock;
   }
-  if (covers_.empty() || !covers_.back().to_end)
+  if (covers_.empty() || !covers_.back().to_end || !tables_seen)
     return open_error(EBADMSG, "the snapshot is damaged", "its last slice is missing");
   return ok_status();
 }
@@ -364,7 +367,10 @@ Status Recovery::replay_flushed() {
     for (; next_record(reader, &record); number++, count++) {
       if (covered(record, number)) continue;
       if (block.sequence <= mark_) {
+        std::vector<RetryChange> known;
+        s_.state->deferred_retry = number <= tables_number_ ? &known : nullptr;
         Status applied = apply(record);
+        s_.state->deferred_retry = nullptr;
         if (!applied.ok()) {
           std::string numbers = ChunkStore::last_open_message();
           return open_error(EBADMSG, "the journal is damaged", "%s (block at byte %llu)", numbers.c_str(),
@@ -449,6 +455,7 @@ Status Recovery::try_state(const OrderedKey& key, const std::vector<uint8_t>& sa
   if (count > 0 && !s_.mutants.replay_without_verification) {
     FFS_TRY(*right, versions_are_right(key, records, count));
   }
+  std::erase_if(changes, [&](const NumberedRetry& change) { return change.number <= tables_number_; });
   if (*right) kept_retry_.insert(kept_retry_.end(), changes.begin(), changes.end());
   return ok_status();
 }

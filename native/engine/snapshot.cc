@@ -15,7 +15,9 @@ void ChunkStore::Impl::start_snapshot() {
   snap.offset = 0;
   snap.slices = 0;
   snap.last_encoded = snap.flushing = false;
-  snap.cursor_started = false;
+  snap.cursor_started = snap.tables_captured = false;
+  snap.cursor_target = 0;
+  snap.cursor_key = ChunkKey{};
   snap.op.owner = this;
   snap.op.done = [](io::Op* op) {
     auto impl = static_cast<Impl*>(op->owner);
@@ -26,7 +28,6 @@ void ChunkStore::Impl::start_snapshot() {
     }
   };
   journal->begin_snapshot();
-  capture_tables();
   next_slice();
 }
 
@@ -41,14 +42,16 @@ BlockHeader ChunkStore::Impl::slice_header() const {
   return header;
 }
 
-// The tables are small and have no order to go on in: they are taken in one step.
+// The tables are small and have no order to go on in: they are taken in one step, after all chunks,
+// so that a record whose effect on the tables is missing has its effect on its chunk missing too.
 void ChunkStore::Impl::capture_tables() {
   FFS_CHECK(snap.table_slices.empty());
+  snap.tables_captured = true;
   uint8_t* block = nullptr;
   uint32_t used = 0, records = 0;
   auto close_slice = [&] {
     BlockHeader header = slice_header();
-    header.sequence = snap.table_slices.size();
+    header.sequence = snap.slices + snap.table_slices.size();
     header.used_bytes = used;
     header.span_blocks = static_cast<uint32_t>(round_up(used, kBlock) / kBlock);
     header.record_count = records;
@@ -58,13 +61,17 @@ void ChunkStore::Impl::capture_tables() {
     snap.table_slices.push_back({block, static_cast<uint32_t>(round_up(used, kBlock))});
     block = nullptr;
   };
+  auto open_slice = [&] {
+    block = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes));
+    FFS_CHECK(block != nullptr);
+    used = sizeof(BlockHeader);
+    records = 0;
+  };
+  open_slice();  // also without a record: its header says as of when there is none
   state->for_each_table_record([&](size_t bytes, auto encode) {
-    if (block != nullptr && used + bytes > kMaxBlockBytes) close_slice();
-    if (block == nullptr) {
-      block = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes));
-      FFS_CHECK(block != nullptr);
-      used = sizeof(BlockHeader);
-      records = 0;
+    if (used + bytes > kMaxBlockBytes) {
+      close_slice();
+      open_slice();
     }
     Writer writer(block + used, bytes);
     encode(writer);
@@ -72,7 +79,7 @@ void ChunkStore::Impl::capture_tables() {
     used += static_cast<uint32_t>(bytes);
     records++;
   });
-  if (block != nullptr) close_slice();
+  close_slice();
 }
 
 void ChunkStore::Impl::next_slice() {
@@ -81,6 +88,7 @@ void ChunkStore::Impl::next_slice() {
     snapshot_failed(EIO);
     return;
   }
+  if (snap.last_encoded && !snap.tables_captured) capture_tables();
   if (!snap.table_slices.empty()) {
     TableSlice slice = snap.table_slices.front();
     snap.table_slices.pop_front();

@@ -189,7 +189,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
     uint32_t area = 0;
     uint64_t offset = 0;  // in the area
     uint32_t slices = 0;
-    bool last_encoded = false;
+    bool last_encoded = false;  // of the chunks
+    bool tables_captured = false;
     bool flushing = false;
     uint64_t wait_block = 0;
     uint64_t wait_sync = 0;

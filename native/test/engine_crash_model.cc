@@ -1,0 +1,530 @@
+#include "engine_crash_model.h"
+
+#include <algorithm>
+
+namespace ffs::engine::testing {
+
+namespace {
+const TargetId kTargetId(Harness::kTarget);
+constexpr uint32_t kChannelBase = 100;
+constexpr uint64_t kClient = 5;
+constexpr uint64_t kSpace = 4242;
+
+std::string describe(const Version& version) {
+  return std::to_string(version.update);
+}
+}  // namespace
+
+// One operation that the store has not answered yet.
+struct CrashRun::Running {
+  enum Kind { update, commit, refusal, read, counter } kind = update;
+  uint64_t key = 0;
+  StageOp stage;
+  StoreOp plain;
+  ReadOp read_op;
+  std::unique_ptr<Laid> laid;
+  ModelVersion version;
+  uint64_t value = 0;
+  size_t state = 0;  // of the chunk, once queued
+  bool queued = false;
+  bool done = false;
+  size_t done_at = 0;  // length of the log
+  CrashRun* run = nullptr;
+
+  static void finished(StoreOp* op) {
+    auto self = static_cast<Running*>(op->owner);
+    self->done = true;
+    self->done_at = self->run->h_.io->log().size();
+  }
+};
+
+CrashRun::CrashRun(const CrashOptions& options)
+    : options_(options), random_(options.seed), h_(options.seed) {}
+CrashRun::~CrashRun() {
+  h_.settle();
+}  // before the memory of its operations goes
+
+void CrashRun::fail(const std::string& text) {
+  if (failure_.empty()) failure_ = "seed " + std::to_string(options_.seed) + ": " + text;
+}
+
+void CrashRun::push_state(ModelChunk& chunk, ModelState state, const std::vector<size_t*>&) {
+  state.queued_at = h_.io->log().size();
+  state.acknowledged_at = SIZE_MAX;
+  chunk.states.push_back(std::move(state));
+}
+
+// ------------------------------------------------------------------------------ the operations
+
+bool CrashRun::start_update() {
+  uint64_t key = random_() % options_.keys;
+  ModelChunk& chunk = chunks_[key];
+  if (chunk.planned_chain.size() > 5) return false;
+  auto running = std::make_unique<Running>();
+  StageOp& op = running->stage;
+  const Bytes& old = chunk.planned.bytes;
+  uint32_t old_size = old != nullptr ? static_cast<uint32_t>(old->size()) : 0;
+  auto result = std::make_shared<std::vector<uint8_t>>(old != nullptr ? *old : std::vector<uint8_t>{});
+  std::vector<uint8_t> data;
+  uint64_t choice = random_() % 100;
+  auto length_of = [&]() -> uint32_t {
+    switch (random_() % 5) {
+      case 0:
+        return 1 + static_cast<uint32_t>(random_() % 600);
+      case 1:
+        return 4096 * (1 + static_cast<uint32_t>(random_() % 4));
+      case 2:
+        return 65536;
+      default:
+        return 1 + static_cast<uint32_t>(random_() % options_.max_bytes);
+    }
+  };
+  op.offset = 0;
+  if (old != nullptr && choice < 8) {
+    op.kind = UpdateKind::remove;
+    result = nullptr;
+  } else if (old != nullptr && choice < 20) {
+    op.kind = UpdateKind::truncate;
+    uint32_t span = old_size + 70'000;
+    op.length = random_() % 4 == 0 ? static_cast<uint32_t>(random_() % 3) * 65536
+                                   : static_cast<uint32_t>(random_() % span);
+    result->resize(op.length);
+  } else {
+    bool replace = choice < 40 || old == nullptr;
+    op.kind = replace && random_() % 2 == 0 ? UpdateKind::replace : UpdateKind::write;
+    op.length = length_of();
+    if (op.kind == UpdateKind::write && old != nullptr) {
+      switch (random_() % 4) {
+        case 0:
+          op.offset = 0;
+          break;
+        case 1:
+          op.offset = old_size;
+          break;  // append
+        case 2:
+          op.offset = static_cast<uint32_t>(random_() % (old_size + 1)) / 4096 * 4096;
+          break;
+        default:
+          op.offset = static_cast<uint32_t>(random_() % (old_size + 3000));
+          break;
+      }
+    }
+    data = random_bytes(op.length, random_());
+    if (op.kind == UpdateKind::replace) {
+      *result = data;
+    } else {
+      if (result->size() < op.offset + op.length) result->resize(op.offset + op.length);
+      std::memcpy(result->data() + op.offset, data.data(), data.size());
+    }
+  }
+  running->laid = std::make_unique<Laid>(op.offset, data);
+  op.target = kTargetId;
+  op.key = key_of(key);
+  op.version = v(next_version_++);
+  op.base = chunk.planned.version;
+  if (old == nullptr && chunk.planned_chain.empty()) op.base = Version{};
+  op.data = data.empty() ? nullptr : running->laid->data;
+  op.tail_padded = random_() % 4 != 0;
+  op.size_hint = random_() % 3 == 0 ? 200'000 : 0;
+  op.commit_now = random_() % 5 == 0;
+  op.identity = {ClientId(kClient), kChannelBase + static_cast<uint32_t>(key), ++chunk.sequence};
+  op.chain = ChainId(3);
+  op.owner = running.get();
+  op.done = Running::finished;
+  running->kind = Running::update;
+  running->key = key;
+  running->run = this;
+  running->version = {op.version, result};
+  contents_[op.version] = result;
+  chunk.planned = running->version;
+  chunk.planned_chain.push_back(running->version);
+  chunk.in_flight++;
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  h_.store->stage(&raw->stage);
+  return true;
+}
+
+// Which updates have had their records queued since the last look.
+void CrashRun::poll_queued() {
+  for (auto& running : running_) {
+    if (running->kind != Running::update || running->queued) continue;
+    const StageOp& op = running->stage;
+    ChunkInfo info;
+    PendingInfo pending;
+    bool there = h_.store->lookup(kTargetId, op.key, &info);
+    bool queued = h_.store->find_pending(kTargetId, op.key, op.version, &pending) ||
+                  (there && info.version >= op.version);
+    bool removed_now = op.commit_now && op.kind == UpdateKind::remove;
+    RetryEntry entry;
+    if (!queued && removed_now &&
+        h_.store->retry_lookup(kTargetId, op.identity.client, op.chain, op.identity.channel, &entry)) {
+      queued = entry.version >= op.version;
+    }
+    if (!queued) continue;
+    running->queued = true;
+    ModelChunk& chunk = chunks_[running->key];
+    ModelState state = chunk.now();
+    state.pendings.push_back(running->version);
+    state.retry = RetryEntry{op.identity.sequence, op.key, op.version, RetryState::pending, 0};
+    if (op.commit_now) {
+      state.retry->state = RetryState::done;
+      state.pendings.clear();
+      state.committed.reset();
+      if (running->version.bytes != nullptr) state.committed = running->version;
+      auto& chain = chunk.planned_chain;
+      while (!chain.empty() && chain.front().version <= op.version) chain.erase(chain.begin());
+      if (chain.empty() && running->version.bytes == nullptr) chunk.planned = {};
+    }
+    push_state(chunk, state);
+    running->state = chunk.states.size() - 1;
+  }
+}
+
+void CrashRun::start_commit() {
+  uint64_t key = random_() % options_.keys;
+  ModelChunk& chunk = chunks_[key];
+  ModelState state = chunk.now();
+  if (state.pendings.empty()) return;
+  size_t at = random_() % state.pendings.size();
+  ModelVersion version = state.pendings[at];
+  auto running = std::make_unique<Running>();
+  running->kind = Running::commit;
+  running->key = key;
+  running->run = this;
+  running->plain.owner = running.get();
+  running->plain.done = Running::finished;
+  bool wait = random_() % 2 == 0;
+  Status done = h_.store->commit(kTargetId, key_of(key), version.version, wait ? &running->plain : nullptr);
+  if (!done.ok()) return fail("commit of a pending version failed");
+  state.committed.reset();
+  if (version.bytes != nullptr) state.committed = version;
+  state.pendings.erase(state.pendings.begin(), state.pendings.begin() + static_cast<ptrdiff_t>(at) + 1);
+  if (state.retry && state.retry->version <= version.version && state.retry->state == RetryState::pending) {
+    state.retry->state = RetryState::done;
+  }
+  auto& chain = chunk.planned_chain;
+  while (!chain.empty() && chain.front().version <= version.version) chain.erase(chain.begin());
+  if (chain.empty() && version.bytes == nullptr) chunk.planned = {};
+  push_state(chunk, state);
+  running->state = chunk.states.size() - 1;
+  running->queued = true;
+  if (wait) running_.push_back(std::move(running));
+}
+
+// Refuses the newest pending version, or an update that never came.
+void CrashRun::start_refusal() {
+  uint64_t key = random_() % options_.keys;
+  ModelChunk& chunk = chunks_[key];
+  if (chunk.in_flight > 0) return;
+  ModelState state = chunk.now();
+  auto running = std::make_unique<Running>();
+  running->kind = Running::refusal;
+  running->key = key;
+  running->run = this;
+  running->plain.owner = running.get();
+  running->plain.done = Running::finished;
+  Version version = v(next_version_);
+  if (!state.pendings.empty()) {
+    version = state.pendings.back().version;
+    state.pendings.pop_back();
+    chunk.planned_chain.pop_back();
+    if (!chunk.planned_chain.empty())
+      chunk.planned = chunk.planned_chain.back();
+    else
+      chunk.planned = state.committed ? *state.committed : ModelVersion{};
+  } else {
+    next_version_++;
+    chunk.sequence++;
+  }
+  UpdateIdentity identity{ClientId(kClient), kChannelBase + static_cast<uint32_t>(key), chunk.sequence};
+  state.retry = RetryEntry{chunk.sequence, key_of(key), version, RetryState::refused, ENOSPC};
+  h_.store->refuse(kTargetId, key_of(key), version, identity, ChainId(3), ENOSPC, &running->plain);
+  push_state(chunk, state);
+  running->state = chunk.states.size() - 1;
+  running->queued = true;
+  running_.push_back(std::move(running));
+}
+
+void CrashRun::start_counter() {
+  auto running = std::make_unique<Running>();
+  running->kind = Running::counter;
+  running->run = this;
+  running->plain.owner = running.get();
+  running->plain.done = Running::finished;
+  running->value = ++counter_.value;
+  counter_.queued.emplace_back(h_.io->log().size(), running->value);
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  uint64_t value = raw->value;
+  h_.store->set_chain_state(kTargetId, {reinterpret_cast<const uint8_t*>(&value), sizeof value}, nullptr);
+  h_.store->set_space_epoch(kTargetId, kSpace, {value, 0}, &raw->plain);
+}
+
+void CrashRun::start_read() {
+  uint64_t key = random_() % options_.keys;
+  const ModelState& state = chunks_[key].now();
+  if (!state.committed) return;
+  auto running = std::make_unique<Running>();
+  ReadOp& op = running->read_op;
+  auto size = static_cast<uint32_t>(state.committed->bytes->size());
+  op.target = kTargetId;
+  op.key = key_of(key);
+  op.offset = static_cast<uint32_t>(random_() % (size + 1));
+  if (random_() % 2 == 0) op.offset = op.offset / 4096 * 4096;
+  op.length = static_cast<uint32_t>(random_() % (size + 5000));
+  if (!state.pendings.empty() && random_() % 2 == 0) {
+    const ModelVersion& pending = state.pendings[random_() % state.pendings.size()];
+    if (pending.bytes != nullptr) op.at_least = pending.version;
+  }
+  op.verify_partial = random_() % 2 == 0;
+  running->laid = std::make_unique<Laid>(op.offset, std::vector<uint8_t>(op.length, 0xee));
+  op.memory = running->laid->data;
+  op.owner = running.get();
+  op.done = Running::finished;
+  running->kind = Running::read;
+  running->key = key;
+  running->run = this;
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  h_.store->read(&raw->read_op);
+}
+
+void CrashRun::step() {
+  h_.clock_us += 200;
+  if (random_() % 4 == 0) h_.store->tick(h_.clock_us);
+  h_.io->run_once(0);
+  poll_queued();
+  for (auto& running : running_) {
+    if (!running->done) continue;
+    if (running->kind == Running::read) {
+      const ReadOp& op = running->read_op;
+      if (op.error != 0) {
+        fail("a read failed: " + std::to_string(op.error));
+        continue;
+      }
+      const auto& bytes = *contents_[op.version];
+      uint32_t from = std::min(op.offset, static_cast<uint32_t>(bytes.size()));
+      size_t expected = std::min<size_t>(op.length, bytes.size() - from);
+      if (op.read_length != expected || std::memcmp(op.memory, bytes.data() + from, expected) != 0) {
+        fail("a read of version " + describe(op.version) + " gave other bytes");
+      }
+      continue;
+    }
+    int error = running->kind == Running::update ? running->stage.error : running->plain.error;
+    const char* what = running->kind == Running::update ? running->stage.what : running->plain.what;
+    if (error != 0) {
+      fail("an operation failed: " + std::to_string(error) + " " + (what ? what : ""));
+      continue;
+    }
+    if (running->kind == Running::counter) {
+      counter_.acknowledged.emplace_back(running->done_at, running->value);
+      continue;
+    }
+    ModelChunk& chunk = chunks_[running->key];
+    if (running->kind == Running::update) chunk.in_flight--;
+    if (!running->queued) {
+      fail("an update was acknowledged and isn't there");
+      continue;
+    }
+    chunk.states[running->state].acknowledged_at = running->done_at;
+  }
+  std::erase_if(running_, [](const auto& running) { return running->done; });
+}
+
+void CrashRun::operate() {
+  for (uint64_t started = 0; started < options_.operations && failure_.empty();) {
+    if (running_.size() < options_.max_in_flight && random_() % 3 != 0) {
+      started++;
+      uint64_t choice = random_() % 100;
+      if (choice < 55)
+        start_update();
+      else if (choice < 78)
+        start_commit();
+      else if (choice < 83)
+        start_refusal();
+      else if (choice < 93)
+        start_read();
+      else if (choice < 98)
+        start_counter();
+      else
+        h_.store->start_snapshot();
+    }
+    step();
+  }
+  for (int i = 0; i < 100'000 && !running_.empty() && failure_.empty(); i++) step();
+  if (!running_.empty() && failure_.empty()) fail("operations hang");
+}
+
+// ------------------------------------------------------------------------------ judging a crash
+
+bool CrashRun::same(Harness& h, uint64_t key, const ModelState& state, std::string* difference) {
+  ChunkInfo info;
+  bool there = h.store->lookup(kTargetId, key_of(key), &info);
+  Version committed = there ? info.version : Version{};
+  if (committed != (state.committed ? state.committed->version : Version{})) return false;
+  uint32_t pendings = there ? info.pending_count : 0;
+  if (pendings != state.pendings.size()) return false;
+  for (uint32_t i = 0; i < pendings; i++) {
+    PendingInfo pending;
+    if (!h.store->pending_at(kTargetId, key_of(key), i, &pending)) return false;
+    if (pending.version != state.pendings[i].version) return false;
+  }
+  RetryEntry entry;
+  uint32_t channel = kChannelBase + static_cast<uint32_t>(key);
+  bool has_entry = h.store->retry_lookup(kTargetId, ClientId(kClient), ChainId(3), channel, &entry);
+  if (has_entry != state.retry.has_value()) return false;
+  if (has_entry && (entry.sequence != state.retry->sequence || entry.state != state.retry->state ||
+                    entry.version != state.retry->version || entry.error != state.retry->error)) {
+    return false;
+  }
+  // From here on it must be this state: its bytes must be right.
+  auto compare = [&](const ModelVersion& version) {
+    if (version.bytes == nullptr) return;
+    auto op = std::make_unique<ReadOp>();
+    auto size = static_cast<uint32_t>(version.bytes->size());
+    Laid laid(0, std::vector<uint8_t>(size + 1));
+    bool done = false;
+    op->target = kTargetId;
+    op->key = key_of(key);
+    op->at_least = version.version;
+    op->exact_version = true;
+    op->length = size + 1;
+    op->memory = laid.data;
+    op->verify_whole = true;
+    op->owner = &done;
+    op->done = [](StoreOp* o) { *static_cast<bool*>(o->owner) = true; };
+    h.store->read(op.get());
+    h.run_until(done);
+    if (op->error != 0) {
+      *difference =
+          "reading version " + describe(version.version) + " fails with " + std::to_string(op->error);
+    } else if (op->read_length != size || std::memcmp(laid.data, version.bytes->data(), size) != 0) {
+      *difference = "version " + describe(version.version) + " has other bytes";
+    }
+  };
+  if (state.committed) compare(*state.committed);
+  for (const ModelVersion& pending : state.pendings) compare(pending);
+  return true;
+}
+
+std::string CrashRun::check_state(Harness& h, uint64_t key, size_t prefix, size_t* matched) {
+  const ModelChunk& chunk = chunks_[key];
+  size_t least = 0, most = 0;
+  for (size_t i = 1; i < chunk.states.size(); i++) {
+    if (chunk.states[i].acknowledged_at <= prefix) least = i;
+    if (chunk.states[i].queued_at <= prefix) most = i;
+  }
+  for (size_t i = most + 1; i-- > least;) {
+    std::string difference;
+    if (!same(h, key, chunk.states[i], &difference)) continue;
+    *matched = i;
+    return difference.empty() ? "" : "chunk " + std::to_string(key) + ": " + difference;
+  }
+  ChunkInfo info;
+  bool there = h.store->lookup(kTargetId, key_of(key), &info);
+  std::string expected;
+  for (size_t i = least; i <= most; i++) {
+    const ModelState& s = chunk.states[i];
+    expected += " [" + (s.committed ? describe(s.committed->version) : "none");
+    for (const auto& p : s.pendings) expected += " +" + describe(p.version);
+    if (s.retry)
+      expected +=
+          " r" + std::to_string(s.retry->sequence) + "/" + std::to_string(static_cast<int>(s.retry->state));
+    expected += "]";
+  }
+  RetryEntry e;
+  if (h.store->retry_lookup(kTargetId, ClientId(kClient), ChainId(3),
+                            kChannelBase + static_cast<uint32_t>(key), &e)) {
+    expected += " retry is r" + std::to_string(e.sequence) + "/" + std::to_string(static_cast<int>(e.state));
+  }
+  return expected + " chunk " + std::to_string(key) + " is in no state from " + std::to_string(least) +
+         " to " + std::to_string(most) + ": committed " + (there ? describe(info.version) : "none") +
+         ", pending " + std::to_string(there ? info.pending_count : 0);
+}
+
+std::string CrashRun::check_counters(Harness& h, size_t prefix) {
+  uint64_t least = 0, most = 0;
+  for (const auto& [at, value] : counter_.acknowledged) {
+    if (at <= prefix) least = std::max(least, value);
+  }
+  for (const auto& [at, value] : counter_.queued) {
+    if (at <= prefix) most = std::max(most, value);
+  }
+  uint64_t epoch = h.store->space_epoch(kTargetId, kSpace).least_epoch;
+  uint64_t state = 0;
+  auto bytes = h.store->chain_state(kTargetId);
+  if (bytes.size() == sizeof state) std::memcpy(&state, bytes.data(), sizeof state);
+  if (epoch < least || epoch > most) return "the space epoch is " + std::to_string(epoch);
+  if (state < least || state > most) return "the chain state is " + std::to_string(state);
+  return "";
+}
+
+std::string CrashRun::check_crash(io::SimImage image, size_t prefix, const char* kind) {
+  crashes_++;
+  Harness h(options_.seed * 1000 + prefix, std::move(image));
+  std::string at = " (power cut after event " + std::to_string(prefix) + ", " + kind + ")";
+  Mutants mutants;
+  mutants.replay_without_verification = options_.mutants.replay_without_verification;
+  if (!h.try_open(mutants).ok()) return "recovery fails: " + ChunkStore::last_open_message() + at;
+  std::string wrong = h.store->check_consistency();
+  std::map<uint64_t, size_t> states;
+  for (const auto& [key, chunk] : chunks_) {
+    if (wrong.empty()) wrong = check_state(h, key, prefix, &states[key]);
+  }
+  if (wrong.empty()) wrong = check_counters(h, prefix);
+  if (!wrong.empty()) return wrong + at;
+  if (crashes_ % 5 != 0) return "";
+  // A second recovery, from what the first one left, changes nothing.
+  h.settle();
+  if (!h.try_open().ok()) return "the second recovery fails: " + ChunkStore::last_open_message() + at;
+  for (const auto& [key, chunk] : chunks_) {
+    std::string difference;
+    if (!same(h, key, chunk.states[states[key]], &difference) || !difference.empty()) {
+      return "the second recovery changes chunk " + std::to_string(key) + at;
+    }
+  }
+  return h.store->check_consistency();
+}
+
+std::string CrashRun::run() {
+  h_.format();
+  io::SimImage start = h_.io->image();
+  size_t formatted = h_.io->log().size();
+  h_.open(options_.mutants);
+  operate();
+  metrics_ = h_.store->metrics();
+  if (failure_.empty()) {
+    std::string wrong = h_.store->check_consistency();
+    if (!wrong.empty()) fail(wrong);
+  }
+  if (!failure_.empty()) return failure_;
+  log_ = h_.io->log();
+  io::CrashImages crashes(std::move(start));
+  std::mt19937_64 random(options_.seed + 1);
+  for (size_t at = formatted; at < log_.size(); at++) {
+    crashes.advance(log_[at]);
+    if (at % options_.prefix_stride != 0) continue;
+    uint64_t odds = random() % 5;
+    for (int kind = 0; kind < 4; kind++) {
+      if (!options_.all_kinds && static_cast<int>(random() % 4) != kind) continue;
+      std::vector<bool> writes;
+      for (size_t i = 0; i < crashes.loose_writes(); i++) writes.push_back(random() % 5 < odds);
+      static const char* names[] = {"nothing unsynced kept", "all kept", "whole writes lost", "sectors lost"};
+      std::string wrong = check_crash(crashes.crash([&](size_t write, size_t) {
+        if (kind == 0) return false;
+        if (kind == 1) return true;
+        if (kind == 2) return static_cast<bool>(writes[write]);
+        return random() % 5 < odds;
+      }),
+                                      at + 1, names[kind]);
+      if (!wrong.empty()) {
+        fail(wrong);
+        return failure_;
+      }
+    }
+  }
+  return failure_;
+}
+
+}  // namespace ffs::engine::testing
