@@ -48,9 +48,13 @@ def stopped(cluster: Supervisor, *names: str) -> Iterator[None]:
     assert run is not None
     pids = [record.pid for record in run.processes if record.name in names]
     assert len(pids) == len(names)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        # The signal takes effect when a thread next enters the kernel: only then nothing answers.
+        for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
+            while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.001)
         yield
     finally:
         for pid in pids:
