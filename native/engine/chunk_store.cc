@@ -405,26 +405,40 @@ bool ChunkStore::first_at_or_after(TargetId target, const ChunkKey& key, ChunkIn
   }
 }
 
+namespace {
+
+// The key just below; false if there is none.
+bool decrement(ChunkKey* key) {
+  for (size_t i = key->bytes.size(); i-- > 0;) {
+    if (key->bytes[i]-- != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool ChunkStore::Impl::last_at_or_before(TargetId target, ChunkKey from, ChunkInfo* info) const {
+  int number = target_index(target);
+  if (number < 0) return false;
+  for (;;) {
+    uint32_t chunk = state->index.floor(static_cast<uint16_t>(number), from);
+    if (chunk == 0 || state->index[chunk].target != number) return false;
+    fill_info(chunk, info);
+    if (!info->version.none()) return true;
+    from = info->key;
+    if (!decrement(&from)) return false;
+  }
+}
+
+bool ChunkStore::last_before(TargetId target, const ChunkKey& key, ChunkInfo* info) const {
+  ChunkKey from = key;
+  return decrement(&from) && impl_->last_at_or_before(target, from, info);
+}
+
 bool ChunkStore::last_of_space(TargetId target, uint64_t space, ChunkInfo* info) const {
-  int index = impl_->target_index(target);
-  if (index < 0) return false;
-  auto number = static_cast<uint16_t>(index);
   std::array<uint8_t, 16> high;
   high.fill(0xff);
-  ChunkKey from = ChunkKey::of(space, high);
-  for (;;) {
-    uint32_t chunk = impl_->state->index.floor(number, from);
-    if (chunk == 0) return false;
-    const Chunk& c = impl_->state->index[chunk];
-    if (c.target != number || c.key.space() != space) return false;
-    impl_->fill_info(chunk, info);
-    if (!info->version.none()) return true;
-    from = c.key;  // the key before it
-    for (int i = 23; i >= 0; i--) {
-      if (from.bytes[static_cast<size_t>(i)]-- != 0) break;
-    }
-    if (from.space() != space) return false;
-  }
+  return impl_->last_at_or_before(target, ChunkKey::of(space, high), info) && info->key.space() == space;
 }
 
 bool ChunkStore::first_pending_at_or_after(TargetId target, const ChunkKey& key, ChunkKey* found) const {

@@ -322,6 +322,10 @@ struct DeviceIdentity {
   uint64_t size_bytes = 0;
   uint64_t max_chunks = 0;
   uint32_t format_version = 0;
+  uint64_t created_ms = 0;  // Unix time of the format
+  uint64_t journal_bytes = 0;
+  uint32_t sector_bytes = 0;
+  uint64_t features_compat = 0, features_ro_compat = 0, features_incompat = 0;
   std::string written_by;  // program version that formatted it
 };
 
@@ -418,6 +422,8 @@ class ChunkStore {
 
   // --- order. Chunks with a committed version only; keys compare as bytes.
   bool first_at_or_after(TargetId target, const ChunkKey& key, ChunkInfo* info) const;
+  // The last one with a key below `key` (of any space of the target).
+  bool last_before(TargetId target, const ChunkKey& key, ChunkInfo* info) const;
   // The last chunk of the space, committed.
   bool last_of_space(TargetId target, uint64_t space, ChunkInfo* info) const;
   // Chunks with pending versions, at or after `key` (for resending after a chain change).

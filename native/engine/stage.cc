@@ -188,7 +188,7 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   }
   if (chunk == 0 && state->index.size() >= super.max_chunks)
     return failed(ENOSPC, "the device has its max_chunks");
-  if (op->kind != UpdateKind::remove && state->snapshot_bytes() + kMaxBlockBytes > snapshot_limit()) {
+  if (adds && state->snapshot_bytes() + kMaxBlockBytes > snapshot_limit()) {
     return failed(ENOSPC, "no room for more records in a snapshot");
   }
   uint64_t room = journal->region_bytes() / 4 * 3;
@@ -607,7 +607,7 @@ void ChunkStore::Impl::prepared(StageOp* op) {
     abandon(op, ESTALE, "the base version was dropped meanwhile");
     return;
   }
-  if (chunk == 0 && state->index.size() >= super.max_chunks) {
+  if (chunk == 0 && op->kind != UpdateKind::remove && state->index.size() >= super.max_chunks) {
     abandon(op, ENOSPC, "the device has its max_chunks");
     return;
   }

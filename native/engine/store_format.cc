@@ -237,6 +237,12 @@ DeviceIdentity identity_of(const Superblock& super) {
   identity.size_bytes = super.size_bytes;
   identity.max_chunks = super.max_chunks;
   identity.format_version = super.format_version;
+  identity.created_ms = super.created_ms;
+  identity.journal_bytes = super.journal_bytes;
+  identity.sector_bytes = super.sector_bytes;
+  identity.features_compat = super.compat;
+  identity.features_ro_compat = super.ro_compat;
+  identity.features_incompat = super.incompat;
   identity.written_by = super.written_by;
   return identity;
 }

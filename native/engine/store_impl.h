@@ -72,6 +72,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   // --- small things (chunk_store.cc)
   int target_index(TargetId target) const;  // -1: not here
   void fill_info(uint32_t chunk, ChunkInfo* info) const;
+  bool last_at_or_before(TargetId target, ChunkKey from, ChunkInfo* info) const;
   void fill_pending(const Pending& pending, PendingInfo* info) const;
   void fail_later(StoreOp* op, int error, const char* what);
   void finish(StoreOp* op, int error, const char* what);
