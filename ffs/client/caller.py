@@ -53,7 +53,13 @@ class Caller:
                 error, retry_after_s = to_error(message), message.retry_after_ms / 1000
             if progress is None:
                 progress = _Progress(policy or self.policy, mutation, len(self.link.servers))
-            if progress.after(error, retry_after_s) is Next.ELSEWHERE:
+            try:
+                step = progress.after(error, retry_after_s)
+            finally:
+                # Error and frame would keep each other, and with them the locals of all who called:
+                # a file that its owner drops would live on.
+                del error
+            if step is Next.ELSEWHERE:
                 self.link.turn_from(at)
 
 
@@ -80,10 +86,13 @@ class _Progress:
             retry_after_s=retry_after_s,
         )
         decision = decide(self._policy, attempt, random.random())
-        if decision.next is Next.RAISE:
-            raise error
-        if decision.next is Next.RAISE_UNKNOWN:
-            raise OutcomeUnknown(f"the request may have been carried out: {error}") from error
+        try:
+            if decision.next is Next.RAISE:
+                raise error
+            if decision.next is Next.RAISE_UNKNOWN:
+                raise OutcomeUnknown(f"the request may have been carried out: {error}") from error
+        finally:
+            del error  # as in Caller.call
         self._number += 1
         self._lost = self._lost or attempt.kind is Kind.LOST
         if decision.delay_s:

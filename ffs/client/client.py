@@ -37,6 +37,7 @@ class Client(FileCalls):
     def __init__(self, address: ClusterAddress, options: ClientOptions) -> None:
         """Made by `connect`; makes no connection yet."""
         self._key = (address, options)
+        self._token = os.urandom(16)  # by which a pickle finds its way back to this object
         self._address = address
         self._options = options
         self._core: Core | None = None
@@ -165,7 +166,7 @@ class Client(FileCalls):
             core.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _client_for, self._key
+        return _unpickle, (*self._key, self._token)
 
     def _after_fork_in_child(self) -> None:
         """Locks may be held by threads that don't exist here: everything is made anew."""
@@ -255,17 +256,20 @@ def default_client() -> Client:
 
 
 def _client_for(address: ClusterAddress, options: ClientOptions) -> Client:
-    """This process's client of that address: one that is open already, or one that is kept from now on."""
+    """The client that this process shares for an address and options; kept until it is closed."""
     with _shared_lock:
         key = (address, options)
         client = _shared.get(key)
-        if client is not None:
-            return client
-        for known in list(_clients):
-            if known._key == key and not known._closed:
-                return known
-        client = _shared[key] = Client(address, options)
+        if client is None:
+            client = _shared[key] = Client(address, options)
         return client
+
+
+def _unpickle(address: ClusterAddress, options: ClientOptions, token: bytes) -> Client:
+    for client in list(_clients):
+        if client._token == token and not client._closed:
+            return client  # pickled in this process, or in the parent that it was forked from
+    return _client_for(address, options)
 
 
 def _forget(client: Client) -> None:

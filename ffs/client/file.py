@@ -216,12 +216,17 @@ class File(io.RawIOBase):
         whole = bytearray(left if size is None else min(left, size))
         done = self.pread_into(whole, offset) if whole else 0
         if done < len(whole):
-            del whole[done:]  # truncated meanwhile
-        elif size is None and done:
+            return bytes(memoryview(whole)[:done])  # truncated meanwhile
+        if size is not None or not done:
+            return bytes(whole)
+        parts = [whole]
+        while True:  # what was appended meanwhile
             more = bytearray(READ_BUFFER_BYTES)
-            while count := handle.read_at(offset + len(whole), _writable_bytes(more)):
-                whole += memoryview(more)[:count]  # appended meanwhile
-        return bytes(whole)
+            count = handle.read_at(offset + done, _writable_bytes(more))
+            if count == 0:
+                return bytes(whole) if len(parts) == 1 else b"".join(parts)
+            parts.append(more if count == len(more) else more[:count])
+            done += count
 
     # --- writing ----------------------------------------------------------------------------
 

@@ -211,7 +211,10 @@ class OpenFile:
         else:
             if error.filename is None:
                 error.filename = self.path
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or error and frame keep each other, and the buffer in the caller's frame
 
     def _take_epoch(self, session: Session) -> None:
         """The file was truncated elsewhere: learn its epoch and length. What was written before and

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from ffs.client.rings import RingPool, StagedRing
 
 READ_PIECE_BYTES = 4 << 20
-"""The largest piece of a read. A write's piece is a whole chunk, which the servers like best."""
+"""The largest piece of a read, a power of two. A write's piece is a whole chunk, which servers like best."""
+
+PAGE_BYTES = 4096
+"""Reads are widened to whole pages: on the same host a server can then write into our memory itself."""
 
 _ROUTING_POLL_S = 0.25
 
@@ -67,11 +70,8 @@ def read(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, out: NDArr
     Raises the first failure of a chunk, after all requests in flight are over.
     """
     pieces = _cut(extent.placement.layout.chunk_size, offset, len(out), READ_PIECE_BYTES)
-    piece_bytes = min(extent.placement.layout.chunk_size, READ_PIECE_BYTES, max(len(out), 1))
-    with pool.take(len(out)) as staged:
-        failure = _Transfer(staged, upkeep, extent, out, piece_bytes, writing=False).run(pieces)
-    if failure is not None:
-        raise failure
+    piece_bytes = min(extent.placement.layout.chunk_size, READ_PIECE_BYTES, len(out) + 2 * PAGE_BYTES)
+    _raise(_carry_out(pool, upkeep, extent, out, piece_bytes, pieces, writing=False))
 
 
 def write(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, data: NDArray[np.uint8]) -> None:
@@ -83,27 +83,54 @@ def write(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, data: NDA
     chunk_size = extent.placement.layout.chunk_size
     pieces = _cut(chunk_size, offset, len(data), chunk_size)
     piece_bytes = min(chunk_size, max(len(data), 1))
+    _raise(_carry_out(pool, upkeep, extent, data, piece_bytes, pieces, writing=True))
+
+
+def _carry_out(
+    pool: RingPool,
+    upkeep: Upkeep,
+    extent: Extent,
+    data: NDArray[np.uint8],
+    piece_bytes: int,
+    pieces: list[_Piece],
+    *,
+    writing: bool,
+) -> FfsError | None:
     with pool.take(len(data)) as staged:
-        failure = _Transfer(staged, upkeep, extent, data, piece_bytes, writing=True).run(pieces)
+        return _Transfer(staged, upkeep, extent, data, piece_bytes, writing=writing).run(pieces)
+
+
+def _raise(failure: FfsError | None) -> None:
+    # Not where the caller's buffer is a local: frame and error refer to each other, and a buffer that
+    # such a ring keeps can't be resized by its owner.
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure
 
 
 def _cut(chunk_size: int, offset: int, length: int, most: int) -> list[_Piece]:
-    """The pieces of [offset, offset + length): cut at chunk borders, none over `most` bytes.
-
-    In the order in which they are needed."""
+    """The pieces of [offset, offset + length), in order: cut at the borders of chunks and, within them,
+    at multiples of `most` bytes."""
     pieces: list[_Piece] = []
     position = 0
     chunk, inside = divmod(offset, chunk_size)
     while position < length:
-        size = min(chunk_size - inside, length - position, most)
+        size = min(chunk_size - inside, length - position, most - inside % most)
         pieces.append(_Piece(chunk, inside, size, position))
         position += size
         inside += size
         if inside == chunk_size:
             chunk, inside = chunk + 1, 0
     return pieces
+
+
+def _widen(piece: _Piece) -> tuple[int, int]:
+    """Offset and length, in its chunk, of the whole pages that a piece of a read lies in."""
+    low = piece.offset - piece.offset % PAGE_BYTES
+    high = piece.offset + piece.length
+    return low, high + -high % PAGE_BYTES - low
 
 
 class _Transfer:
@@ -124,7 +151,7 @@ class _Transfer:
         self._extent = extent
         self._data = data
         self._writing = writing
-        self._place_bytes = -(-piece_bytes // 4096) * 4096
+        self._place_bytes = -(-piece_bytes // PAGE_BYTES) * PAGE_BYTES
         self._failure: FfsError | None = None
         self._poll_routing = False
 
@@ -152,17 +179,18 @@ class _Transfer:
         staged, extent = self._staged, self._extent
         start = place * self._place_bytes
         if self._writing:
-            staged.memory[start : start + piece.length] = self._data[
-                piece.position : piece.position + piece.length
-            ]
+            low, size = piece.offset, piece.length
+            staged.memory[start : start + size] = self._data[piece.position : piece.position + size]
+        else:
+            low, size = _widen(piece)
         staged.ring.prepare_one(
             OP_WRITE if self._writing else OP_READ,
             extent.placement.chain_of_index(piece.chunk),
             extent.capability,
             extent.ino.to_bytes(8, "big") + file_chunk_key(piece.chunk),
-            piece.offset,
-            piece.length,
-            staged.iov[start : start + piece.length],
+            low,
+            size,
+            staged.iov[start : start + size],
             place,
             flags=0 if self._writing else SQE_ZERO_FILL,
             space_epoch=extent.epoch,
@@ -189,15 +217,17 @@ class _Transfer:
             if self._failure is None:
                 self._failure = error_of_cqe(completion)
             return
-        if result != piece.length:
+        low, size = (piece.offset, piece.length) if self._writing else _widen(piece)
+        if result != size:
             if self._failure is None:
                 self._failure = ProtocolError(
-                    f"chunk {piece.chunk}: {result} of {piece.length} bytes were moved without an error"
+                    f"chunk {piece.chunk}: {result} of {size} bytes were moved without an error"
                 )
             return
         if not self._writing:
-            start = place * self._place_bytes
-            self._data[piece.position : piece.position + result] = self._staged.memory[start : start + result]
+            start = place * self._place_bytes + piece.offset - low
+            out = self._data[piece.position : piece.position + piece.length]
+            out[:] = self._staged.memory[start : start + piece.length]
 
     def _renew(self) -> None:
         try:

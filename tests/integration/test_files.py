@@ -260,7 +260,7 @@ def test_what_is_returned(client: Client, home: str) -> None:
             assert raw.inode == client.stat(path).st_ino
         assert file.closed
         with pytest.raises(ValueError, match="closed"):
-            file.read()
+            file.seek(0)
         file.close()
 
 
@@ -365,8 +365,8 @@ def test_a_failing_write_surfaces_where_it_belongs(
             file.write(b"x" * size)
             with pytest.raises(errors.NoSpace):
                 file.flush()
-        if buffering == 0:
-            file.close()
+        if size > buffering:
+            file.close()  # what the failed write was given isn't kept, as with io
         else:
             with pytest.raises(errors.NoSpace):
                 file.close()

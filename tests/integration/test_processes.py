@@ -1,279 +1,436 @@
-"""Clients and files across fork, spawn, forkserver and threads, and under metadata that is away."""
+"""The real processes: ffs-meta and ffs-storage on file devices, started, killed, started again.
+
+Needs the native library (make build). Times are only waited for, never asserted.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import json
 import os
 import random
 import signal
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
-import numpy as np
 import pytest
 
+pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
+
 import ffs
-from ffs import errors
-from ffs.client.client import Client
+from ffs.errors import NotPrimary, Unauthenticated, Unreachable
+from ffs.proto import cluster as proto
+from ffs.rpc.address import parse_addresses
+from ffs.rpc.pool import Pool
 
-CHUNK = 65536
+LIMIT_S = 120.0  # only for a broken program
+DEVICE_BYTES = 512 << 20
 
 
-def in_child(work: Callable[[], bool]) -> bool:
-    """Whether `work` returned True in a child of fork, within a minute."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(60)
-            code = 0 if work() else 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+def until(condition: Callable[[], Any], what: str) -> Any:
+    limit = time.monotonic() + LIMIT_S
+    while not (result := condition()):
+        assert time.monotonic() < limit, f"never came: {what}"
+        time.sleep(0.02)
+    return result
+
+
+class Process:
+    """One server process and its ready file."""
+
+    def __init__(self, module: str, arguments: list[str], ready: Path, log: Path) -> None:
+        ready.unlink(missing_ok=True)
+        self._ready = ready
+        self._log = log
+        with open(log, "ab") as errors:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments, f"--ready-file={ready}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def ready(self) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            if self._ready.exists():
+                return cast(dict[str, Any], json.loads(self._ready.read_text(encoding="utf-8")))
+            assert self.popen.poll() is None, f"ended with {self.popen.returncode}: {self.stderr()}"
+            return None
+
+        return cast(dict[str, Any], until(look, f"{self._ready.name}: {self.stderr()}"))
+
+    def stderr(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def refused(self) -> str:
+        """Waits for the end of a start that must fail; its one line."""
+        assert self.popen.wait(LIMIT_S) == 1, self.stderr()
+        assert not self._ready.exists()
+        assert "Traceback" not in self.stderr()
+        return self.stderr().strip().splitlines()[-1]
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self) -> None:
+        self.popen.terminate()
+        assert self.popen.wait(LIMIT_S) == 0, self.stderr()
+
+
+class Cluster:
+    """Processes under one directory."""
+
+    def __init__(self, root: Path, secret: Path | None = None) -> None:
+        self.root = root
+        self.metas: list[Process] = []
+        self.nodes: dict[int, Process] = {}
+        self.addresses: list[str] = []
+        self._secret = [] if secret is None else [f"--cluster-secret-file={secret}"]
+        self._secret_bytes = None if secret is None else secret.read_bytes().strip()
+
+    @property
+    def address(self) -> str:
+        return ",".join(self.addresses)
+
+    def start_meta(self, at: int = 0, *extra: str) -> Process:
+        known = self.addresses[at] if at < len(self.addresses) else "127.0.0.1:0"
+        process = Process(
+            "metadata.server",
+            [
+                f"--store=lmdb://{self.root}/meta",
+                f"--listen={known}",
+                "--lease-ms=1000",
+                *self._secret,
+                *extra,
+            ],
+            self.root / f"meta{at}.ready",
+            self.root / f"meta{at}.log",
+        )
+        self.metas[at : at + 1] = [process]
+        address = process.ready()["address"]
+        self.addresses[at : at + 1] = [address]
+        return process
+
+    def start_node(
+        self, at: int, *, name: str = "", device: str = "", extra: tuple[str, ...] = ()
+    ) -> Process:
+        process = Process(
+            "storage_server.server",
+            [
+                f"--metadata={self.address}",
+                f"--name={name or f'node{at}'}",
+                f"--dir={self.root}/node{at}",
+                f"--device={device or f'{self.root}/device{at}:{DEVICE_BYTES}'}",
+                "--pool-size=32M",
+                *self._secret,
+                *extra,
+            ],
+            self.root / f"node{at}.ready",
+            self.root / f"node{at}.log",
+        )
+        self.nodes[at] = process
+        return process
+
+    def start_nodes(self, *which: int) -> None:
+        for at in which:
+            self.start_node(at)
+        for at in which:
+            self.nodes[at].ready()
+
+    def pool(self) -> Pool:
+        return Pool(parse_addresses(self.address), role="admin", secret=self._secret_bytes, timeout_s=LIMIT_S)
+
+    def status(self) -> proto.StatusReply:
+        with self.pool() as pool:
+            return cast(proto.StatusReply, pool.call(proto.GetStatus()))
+
+    def create_table(self, name: str, replicas: int, wait_nodes: int) -> None:
+        with self.pool() as pool:
+            pool.call(
+                proto.CreateTable(name=name, replicas=replicas, chains_per_device=8, wait_nodes=wait_nodes)
+            )
+
+    def until_serving(self) -> proto.StatusReply:
+        def serving() -> proto.StatusReply | None:
+            status = self.status()
+            return status if status.chains and all(chain.writable for chain in status.chains) else None
+
+        return cast(proto.StatusReply, until(serving, "all chains serve"))
+
+    def end(self) -> None:
+        for process in [*self.nodes.values(), *self.metas]:
+            if process.popen.poll() is None:
+                process.kill()
 
 
 @pytest.fixture
-def data() -> bytes:
-    return random.Random(3).randbytes(20 * CHUNK + 123)
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.end()
 
 
-@pytest.fixture
-def path(client: Client, home: str, data: bytes) -> str:
-    with client.open(f"{home}/f", "wb", chunk_size=CHUNK) as file:
+def form(cluster: Cluster, nodes: int = 3) -> None:
+    cluster.start_meta()
+    cluster.start_nodes(*range(nodes))
+    cluster.create_table("default", nodes, nodes)
+    cluster.until_serving()
+
+
+def put(cluster: Cluster, path: str, data: bytes) -> None:
+    with ffs.connect(cluster.address) as client, client.open(path, "wb") as file:
         file.write(data)
-    return f"{home}/f"
 
 
-def test_a_child_of_fork_reads_and_writes(client: Client, home: str, path: str, data: bytes) -> None:
-    """S26: a child of fork hung. The parent has used everything: connections, rings, a session."""
-    with client.open(path, "rb", 0) as reader, client.open(f"{home}/w", "w+b", 0) as writer:
-        assert reader.read(1000) == data[:1000]
-        writer.write(b"parent")
-
-        def child() -> bool:
-            if reader.read() != data[1000:]:
-                return False
-            writer.pwrite(b"child", 100)
-            writer.flush()
-            with client.open(f"{home}/own", "wb") as own:
-                own.write(data)
-            writer.close()
-            return client.listdir(home) != []
-
-        assert in_child(child)
-        assert in_child(child) is True
-        assert reader.read() == data[1000:]
-        writer.pwrite(b"again", 200)
-    with client.open(f"{home}/w", "rb") as file:
-        assert file.read() == b"parent".ljust(100, b"\0") + b"child".ljust(100, b"\0") + b"again"
-    with client.open(f"{home}/own", "rb") as file:
-        assert file.read() == data
+def get(cluster: Cluster, path: str) -> bytes:
+    with ffs.connect(cluster.address) as client, client.open(path, "rb") as file:
+        return cast(bytes, file.read())
 
 
-def test_fork_while_threads_transfer(client: Client, path: str, data: bytes) -> None:
-    stop = threading.Event()
-    failures: list[BaseException] = []
+def test_forms_serves_and_survives_every_kind_of_end(cluster: Cluster) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    data = random.Random(seed).randbytes(5_000_003)
+    form(cluster)
+    ready = cluster.nodes[0].ready()
+    assert ready["node"] == 1
+    assert ready["incarnation"] == 1
+    with urllib.request.urlopen(f"http://{ready['metrics']}/metrics") as reply:
+        text = reply.read().decode()
+    assert 'ffs_reads_total{shard="0"} ' in text
+    assert text.count("ffs_target_state{") == 64
+    put(cluster, "/a", data)
+    assert get(cluster, "/a") == data
+    before = {chain.id: (chain.term, chain.counter) for chain in cluster.status().chains}
 
-    def read() -> None:
-        try:
-            while not stop.is_set():
-                with client.open(path, "rb", 0) as file:
-                    assert file.read() == data
-                client.stat(path)
-        except BaseException as error:
-            failures.append(error)
+    cluster.nodes[1].kill()
+    cluster.start_nodes(1)
+    after = {chain.id: (chain.term, chain.counter) for chain in cluster.until_serving().chains}
+    assert all(after[chain] > before[chain] for chain in before)
+    assert get(cluster, "/a") == data
+    put(cluster, "/b", data[::-1])
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+    for node in cluster.nodes.values():
+        node.kill()
+    cluster.start_nodes(2, 0, 1)
+    cluster.until_serving()
+    assert get(cluster, "/a") == data
+    assert get(cluster, "/b") == data[::-1]
 
-    def child() -> bool:
-        with client.open(path, "rb") as file:
-            return bool(file.read() == data)
+    for process in [*cluster.nodes.values(), *cluster.metas]:
+        process.kill()
+    cluster.start_meta()
+    cluster.start_nodes(0, 1, 2)
+    status = cluster.until_serving()
+    assert [node.incarnation for node in status.nodes] == [4, 5, 4] or all(
+        node.incarnation >= 4 for node in status.nodes
+    )
+    assert get(cluster, "/b") == data[::-1]
 
-    results = [in_child(child) for _ in range(10)]
-    stop.set()
-    for thread in threads:
-        thread.join(60)
-    assert results == [True] * 10
-    assert failures == []
-
-
-def test_an_atomic_file_is_published_by_its_own_process_only(client: Client, home: str) -> None:
-    file = client.open(f"{home}/f", "wb", atomic=True)
-    file.write(b"whole")
-    file.flush()
-
-    def child() -> bool:
-        file.close()
-        return True
-
-    assert in_child(child)
-    assert client.listdir(home) == []
-    file.close()
-    assert client.getsize(f"{home}/f") == 5
-
-
-def _read_part(file: Any, offset: int, size: int) -> bytes:
-    return bytes(file.pread(size, offset))
-
-
-def _read_path(client: Client, path: str) -> bytes:
-    with client.open(path, "rb") as file:
-        return bytes(file.read())
+    for process in [*cluster.nodes.values(), *cluster.metas]:
+        process.stop()
+    cluster.start_meta()
+    cluster.start_nodes(0, 1, 2)
+    cluster.until_serving()
+    assert get(cluster, "/a") == data
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_pools_of_processes(client: Client, path: str, data: bytes, method: str) -> None:
-    context = multiprocessing.get_context(method)
-    with client.open(path, "rb", 0) as file, context.Pool(3) as pool:
-        parts = pool.starmap(_read_part, [(file, at, CHUNK) for at in range(0, len(data), CHUNK)])
-        assert b"".join(parts) == data
-        assert pool.starmap(_read_path, [(client, path)] * 6) == [data] * 6
+def test_one_node_away_is_named_and_reads_go_on(cluster: Cluster) -> None:
+    form(cluster)
+    put(cluster, "/a", b"x" * 3_000_000)
+    cluster.nodes[2].kill()
+
+    def noticed() -> bool:
+        return not cluster.status().nodes[2].alive
+
+    until(noticed, "the node is marked")
+    status = cluster.status()
+    assert all(not chain.writable and chain.readable for chain in status.chains)
+    assert all("isn't there" in chain.reason for chain in status.chains)
+    assert get(cluster, "/a") == b"x" * 3_000_000
+    cluster.start_nodes(2)
+    cluster.until_serving()
+    put(cluster, "/b", b"y" * 3_000_000)
 
 
-def test_threads_share_a_client_and_a_file(client: Client, home: str) -> None:
-    """32 threads read and write ranges of one file, which don't overlap."""
-    with client.open(f"{home}/f", "w+b", 0, chunk_size=CHUNK) as file:
-        failures: list[BaseException] = []
-        pieces = 8
+def test_space_comes_back_and_truncation_cuts(cluster: Cluster) -> None:
+    form(cluster)
+    data = os.urandom(9_000_001)
 
-        def work(number: int) -> None:
-            try:
-                source = random.Random(number)
-                for turn in range(pieces):
-                    offset = (turn * 32 + number) * 30_001
-                    piece = source.randbytes(30_001)
-                    assert file.pwrite(piece, offset) == len(piece)
-                    assert file.pread(len(piece), offset) == piece
-            except BaseException as error:
-                failures.append(error)
+    def used() -> int:
+        return sum(
+            device.capacity_bytes - device.free_bytes
+            for node in cluster.status().nodes
+            for device in node.devices
+        )
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert failures == []
-    sources = [random.Random(number) for number in range(32)]
-    expected = b"".join(sources[number].randbytes(30_001) for _ in range(pieces) for number in range(32))
-    with client.open(f"{home}/f", "rb") as file:
-        assert file.read() == expected
+    empty = used()
+    put(cluster, "/a", data)
+    until(lambda: used() >= empty + 3 * len(data), "space is used")
+    with ffs.connect(cluster.address) as client:
+        client.truncate("/a", 1_000_001)
+    assert get(cluster, "/a") == data[:1_000_001]
+    until(lambda: used() <= empty + 3 * (2 << 20), "cut chunks are given back")
+    with ffs.connect(cluster.address) as client:
+        client.remove("/a")
+    until(lambda: used() <= empty, "space is back")
 
 
-def test_many_writers_get_back_pressure_not_errors(client: Client, home: str) -> None:
-    """S7: heavy oversubscription became EIO."""
-    failures: list[BaseException] = []
-    block = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
-
-    def write(number: int) -> None:
-        try:
-            with client.open(f"{home}/{number}", "wb", 0, table="single", chunk_size=CHUNK) as file:
-                for turn in range(4):
-                    file.write(np.roll(block, number + turn))
-            with client.open(f"{home}/{number}", "rb", 0) as file:
-                for turn in range(4):
-                    assert np.array_equal(
-                        np.frombuffer(file.read(1 << 20), np.uint8), np.roll(block, number + turn)
-                    )
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    assert failures == []
-
-
-def test_descriptors_and_memory_stay_flat(client: Client, path: str, data: bytes) -> None:
-    """S6, S15: opening and closing leaves nothing."""
-
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    for turn in range(200):
-        with client.open(path, "rb", 0) as file:
-            file.read(10)
-        if turn == 20:
-            before = descriptors()
-    assert descriptors() <= before
-    assert len(client.core.session()._capabilities) == 0
+def test_a_second_metadata_process_takes_over(cluster: Cluster) -> None:
+    cluster.start_meta(0)
+    cluster.start_meta(1)
+    cluster.start_nodes(0, 1)
+    cluster.create_table("default", 2, 2)
+    cluster.until_serving()
+    put(cluster, "/a", b"one")
+    primary = cluster.status().primary
+    at = cluster.addresses.index(primary)
+    cluster.metas[at].kill()
+    cluster.until_serving()
+    assert cluster.status().primary == cluster.addresses[1 - at]
+    assert get(cluster, "/a") == b"one"
+    put(cluster, "/b", b"two")
+    cluster.start_meta(at)
+    with (
+        Pool(parse_addresses(cluster.addresses[at]), role="admin") as pool,
+        pytest.raises(NotPrimary, match=cluster.addresses[1 - at]),
+    ):
+        pool.call(proto.GetStatus(), timeout_s=0.2)
+    cluster.metas[1 - at].stop()  # hands the lease over
+    cluster.until_serving()
+    assert get(cluster, "/b") == b"two"
 
 
-def _pids(cluster: Any, name: str) -> int:
-    return int(next(child.pid for child in cluster._children if child.name == name))
+def test_storage_goes_on_without_metadata(cluster: Cluster) -> None:
+    form(cluster)
+    with ffs.connect(cluster.address) as client:
+        with client.open("/a", "wb") as file:
+            file.write(b"z" * 4_000_000)
+        with client.open("/a", "rb", buffering=0) as file:
+            assert file.read(10) == b"z" * 10
+            cluster.metas[0].kill()
+            assert file.read(3_000_000) == b"z" * 3_000_000
+            cluster.start_meta()
+            cluster.until_serving()
+            assert file.read(100) == b"z" * 100
+    assert all(node.popen.poll() is None for node in cluster.nodes.values())
 
 
-def test_open_files_go_on_while_metadata_is_stopped(
-    cluster: Any, client: Client, home: str, path: str, data: bytes
-) -> None:
-    """C24's first half: reads and writes of open files need no metadata service."""
-    pid = _pids(cluster, "meta")
-    with client.open(path, "rb", 0) as reader, client.open(f"{home}/w", "w+b", 0, chunk_size=CHUNK) as writer:
-        reader.read(10)
-        writer.write(data)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            assert reader.pread(len(data), 0) == data
-            writer.pwrite(data, 0)
-            assert writer.pread(len(data), 0) == data
-        finally:
-            os.kill(pid, signal.SIGCONT)
-    assert client.getsize(f"{home}/w") == len(data)
-
-
-def test_requests_wait_out_a_stopped_metadata_service(cluster: Any, client: Client, home: str) -> None:
-    pid = _pids(cluster, "meta")
-    os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(1.0, os.kill, (pid, signal.SIGCONT))
-    timer.start()
+def test_secret_cluster(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"correct horse battery staple\n")
+    made = Cluster(tmp_path, secret)
     try:
-        client.mkdir(f"{home}/d")
+        form(made, 1)
+        with Pool(parse_addresses(made.address)) as pool, pytest.raises(Unauthenticated):
+            pool.call(proto.GetStatus())
+        wrong = tmp_path / "wrong"
+        wrong.write_bytes(b"incorrect horse battery staple\n")
+        made._secret = [f"--cluster-secret-file={wrong}"]
+        assert "cluster secret" in made.start_node(5).refused()
+        made._secret = []
+        assert "give the cluster secret file" in made.start_node(6).refused()
     finally:
-        timer.join()
-    assert client.isdir(f"{home}/d")
+        made.end()
 
 
-def test_reads_go_on_with_one_storage_server_stopped(
-    cluster: Any, address: str, path: str, data: bytes
-) -> None:
-    pid = _pids(cluster, "node1")
-    os.kill(pid, signal.SIGSTOP)
+def test_metadata_refusals(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start_meta()
+
+    def meta(*arguments: str) -> str:
+        return Process("metadata.server", list(arguments), tmp_path / "r", tmp_path / "other.log").refused()
+
+    store = f"--store=lmdb://{tmp_path}/other"
+    assert f"can't listen on {cluster.address}" in meta(store, f"--listen={cluster.address}")
+    assert "cluster secret file" in meta(store, "--listen=0.0.0.0:0")
+    assert "isn't host:port" in meta(store, "--listen=nonsense")
+    assert "lmdb://DIRECTORY" in meta("--store=sqlite://x", "--listen=127.0.0.1:0")
+    assert "nowhere" in meta(store, "--listen=127.0.0.1:0", f"--cluster-secret-file={tmp_path}/nowhere")
+
+
+def test_storage_refusals(cluster: Cluster, tmp_path: Path) -> None:
+    form(cluster, 1)
+    (tmp_path / "foreign").write_bytes(os.urandom(1 << 20) * 64)
+    (tmp_path / "damaged").write_bytes((tmp_path / "device0").read_bytes()[: 64 << 20])
+    with open(tmp_path / "blank", "wb") as file:
+        file.truncate(DEVICE_BYTES)
+
+    def node(device: str, *extra: str, at: int = 7) -> str:
+        return cluster.start_node(at, device=device, extra=extra).refused()
+
+    assert "give PATH:SIZE" in node(f"{tmp_path}/none")
+    assert "doesn't exist" in node(f"{tmp_path}/no/where:1G")
+    assert "a block device or a file" in node(str(tmp_path))
+    assert "--format-if-new" in node(f"{tmp_path}/blank")
+    small = node(f"{tmp_path}/small:4M")
+    assert "small" in small
+    assert not (tmp_path / "small").exists()
+    assert not (tmp_path / "small.new").exists()
+    before = (tmp_path / "foreign").read_bytes()
+    assert f"{tmp_path}/foreign" in node(f"{tmp_path}/foreign")
+    assert f"{tmp_path}/foreign" in node(f"{tmp_path}/foreign", "--format-if-new")
+    assert (tmp_path / "foreign").read_bytes() == before
+    in_use = node(f"{tmp_path}/device0")
+    assert "use" in in_use or "belongs to node node0, which is alive" in in_use
+    assert "already runs" in cluster.start_node(0).refused()
+    cluster.start_node(8, device=f"{tmp_path}/blank", extra=("--format-if-new",)).ready()
+    assert "another --name" in cluster.start_node(9, name="node8").refused()
+    assert all(chain.writable for chain in cluster.status().chains)
+
+
+def test_foreign_clusters_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """S11: neither a node's directory nor a device joins another cluster."""
+    form(cluster, 1)
+    cluster.nodes[0].stop()
+    other_root = tmp_path / "other"
+    other_root.mkdir()
+    other = Cluster(other_root)
     try:
-        with ffs.connect(address) as fresh, fresh.open(path, "rb", 0) as file:
-            assert file.read() == data
+        other.start_meta()
+        mine, theirs = cluster.metas[0].ready()["cluster"], other.metas[0].ready()["cluster"]
+        cluster.addresses, addresses = other.addresses, cluster.addresses
+        line = cluster.start_node(0).refused()
+        assert mine in line
+        assert theirs in line
+        line = cluster.start_node(3, device=f"{tmp_path}/device0").refused()
+        assert f"{tmp_path}/device0" in line
+        assert mine in line
+        cluster.addresses = addresses
+        cluster.start_nodes(0)
+        cluster.until_serving()
     finally:
-        os.kill(pid, signal.SIGCONT)
+        other.end()
 
 
-def test_a_session_that_was_lost(address: str, client: Client, home: str, path: str, data: bytes) -> None:
-    """A client that stood still for longer than its session lives: reading goes on, writing says so."""
-    with ffs.connect(address, session_ttl=1.0) as sleeper:
-        reader = sleeper.open(path, "rb", 0)
-        assert reader.read(10) == data[:10]
-        writer = sleeper.open(f"{home}/w", "wb", 0)
-        writer.write(b"written")
-        session = sleeper.core.session()
-        renewer = sleeper.core._renewer
-        assert renewer is not None
-        renewer.stop()
-        deadline = time.monotonic() + 60
-        while client.getsize(f"{home}/w") != 7:  # the service has closed it and asked its chains
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        with pytest.raises(errors.Fenced, match="session"):
-            while True:
-                writer.write(b"more")
-                writer.flush()
-        sleeper.mkdir(f"{home}/under-a-new-session")
-        assert sleeper.core.session() is not session
-        assert reader.read() == data[10:]
-        reader.close()
-        with pytest.raises(errors.Fenced):
-            writer.close()
-    assert client.getsize(f"{home}/w") >= 7
+def test_unreachable_metadata(cluster: Cluster) -> None:
+    cluster.addresses = ["127.0.0.1:1"]
+    line = cluster.start_node(0, extra=("--start-timeout-s=0.5",)).refused()
+    assert "127.0.0.1:1" in line
+    assert "check the address" in line
+    with pytest.raises(Unreachable, match="127.0.0.1:1"):
+        ffs.connect("127.0.0.1:1")
+
+
+def test_a_replaced_process_ends_itself(cluster: Cluster) -> None:
+    """A node whose directory was copied: two processes as one node. The older one ends, it doesn't fight."""
+    form(cluster, 1)
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(Pool(parse_addresses(cluster.address), role="storage"))
+        uuid = bytes.fromhex(json.loads((cluster.root / "node0" / "node.json").read_text())["uuid"])
+        pool.call(proto.RegisterNode(name="node0", uuid=uuid, host_id="x", devices=()))
+    assert cluster.nodes[0].popen.wait(LIMIT_S) == 1
+    assert "isn't the registered one" in cluster.nodes[0].stderr()
+
+
+def test_stopping_metadata_twice_is_the_same_as_once(cluster: Cluster) -> None:
+    process = cluster.start_meta()
+    process.popen.send_signal(signal.SIGTERM)
+    process.popen.send_signal(signal.SIGINT)
+    assert process.popen.wait(LIMIT_S) == 0, process.stderr()
