@@ -186,7 +186,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   if (exists && base->codec != 0 && (op->kind == UpdateKind::write || op->kind == UpdateKind::truncate)) {
     return failed(EINVAL, "an encoded chunk can only be replaced or removed");
   }
-  if (chunk == 0 && state->index.size() >= super.max_chunks)
+  bool adds = op->kind != UpdateKind::remove;  // a removal of nothing has its record too
+  if (adds && chunk == 0 && state->index.size() >= super.max_chunks)
     return failed(ENOSPC, "the device has its max_chunks");
   if (adds && state->snapshot_bytes() + kMaxBlockBytes > snapshot_limit()) {
     return failed(ENOSPC, "no room for more records in a snapshot");
