@@ -86,13 +86,24 @@ def need_unsticky(parent: Inode, victim: Inode, creds: Creds, path: bytes) -> No
         raise errors.NotPermitted("the directory is sticky and the entry somebody else's", path)
 
 
+def need_name(found: Found, path: bytes) -> None:
+    """Raises NameTooLong if the last name can't be one."""
+    if len(found.name) > MAX_NAME_BYTES:
+        raise _too_long(found.name, path)
+
+
+def _too_long(name: bytes, path: bytes) -> errors.NameTooLong:
+    return errors.NameTooLong(f"a name has at most {MAX_NAME_BYTES} bytes, not {len(name)}", path)
+
+
 async def walk(
     reader: Reader, creds: Creds, path: bytes, follow: bool = True, *, entry: bool = False
 ) -> Found:
     """Walks `path`; a symlink as last name is followed if `follow`, or if a "/" comes after it.
 
     `entry`: the caller means the entry itself, to make or remove it. Then a "/" at the end neither follows
-    nor demands a directory; the caller looks at `slash`.
+    nor demands a directory, and a last name that is too long is left to `need_name`, since the caller looks
+    at `special` and `slash` first.
 
     Raises NotFound when a directory on the way is missing - unless the caller handles `rest`, see
     `walk_missing` - NotADirectory, AccessDenied, SymlinkLoop, NameTooLong, InvalidArgument."""
@@ -136,7 +147,9 @@ async def walk_missing(
                 inode = decode_inode(data)
             continue
         if len(name) > MAX_NAME_BYTES:
-            raise errors.NameTooLong(f"a name has at most {MAX_NAME_BYTES} bytes, not {len(name)}", path)
+            if not entry or names:
+                raise _too_long(name, path)
+            return Found(parent, parent_inode, name, 0, 0, slash, names)  # `need_name` will refuse it
         data = await get(dirent_key(parent, name))
         if data is None:
             names.reverse()

@@ -78,7 +78,7 @@ class ModelFs:
         makes or removes the entry itself, and judges the slash."""
         if not path:
             raise fail(errno.ENOENT)
-        if len(path) >= 4096:
+        if depth == 0 and len(path) >= 4096:
             raise fail(errno.ENAMETOOLONG)
         here = self.root if path[:1] == b"/" or start is None else start
         parts = [p for p in path.split(b"/") if p]
@@ -97,6 +97,8 @@ class ModelFs:
                 here = here.parent
                 continue
             if len(name) > 255:
+                if last and entry:
+                    return where, name, None, slash
                 raise fail(errno.ENAMETOOLONG)
             found = here.entries.get(name)
             if found is None:
@@ -123,6 +125,12 @@ class ModelFs:
     @staticmethod
     def special(name: bytes) -> bool:
         return name in (b"", b".", b"..")
+
+    @staticmethod
+    def short(name: bytes) -> None:
+        """Linux looks at the last name's length only when it looks the entry up."""
+        if len(name) > 255:
+            raise fail(errno.ENAMETOOLONG)
 
     def may_delete(self, where: Node, victim: Node, user: User) -> None:
         self.demand(where, user, 3)
@@ -168,6 +176,7 @@ class ModelFs:
 
     def mkdir(self, user: User, path: bytes, mode: int) -> None:
         where, name, node, _ = self.lookup(user, path, follow=False, entry=True)
+        self.short(name)
         if node is not None:
             raise fail(errno.EEXIST)
         self.demand(where, user, 3)
@@ -177,6 +186,7 @@ class ModelFs:
         if not target:
             raise fail(errno.ENOENT)
         where, name, node, slash = self.lookup(user, path, follow=False, entry=True)
+        self.short(name)
         if node is not None:
             raise fail(errno.EEXIST)
         if slash:
@@ -187,6 +197,7 @@ class ModelFs:
     def link(self, user: User, source: bytes, target: bytes) -> None:
         node = self.get(user, source, follow=False)
         where, name, there, slash = self.lookup(user, target, follow=False, entry=True)
+        self.short(name)
         if there is not None:
             raise fail(errno.EEXIST)
         if slash:
@@ -213,6 +224,7 @@ class ModelFs:
         if create:
             if slash and not self.special(name):
                 raise fail(errno.EISDIR)
+            self.short(name)
             if node is not None and exclusive:
                 raise fail(errno.EEXIST)
             if self.special(name):
@@ -283,6 +295,7 @@ class ModelFs:
         where, name, node, slash = self.lookup(user, path, follow=False, entry=True)
         if self.special(name):
             raise fail(errno.EISDIR)
+        self.short(name)
         if node is None:
             raise fail(errno.ENOENT)
         if slash:
@@ -304,6 +317,7 @@ class ModelFs:
             raise fail(errno.EINVAL)
         if name == b"..":
             raise fail(errno.ENOTEMPTY)
+        self.short(name)
         if node is None:
             raise fail(errno.ENOENT)
         self.may_delete(where, node, user)
@@ -315,14 +329,16 @@ class ModelFs:
 
     def rename(self, user: User, source: bytes, target: bytes, flags: int) -> None:
         bare = source.rstrip(b"/") or source[:1], target.rstrip(b"/") or target[:1]
-        old_dir, old_name, old, _ = self.lookup(user, bare[0], follow=False)
-        new_dir, new_name, new, _ = self.lookup(user, bare[1], follow=False)
+        old_dir, old_name, old, _ = self.lookup(user, bare[0], follow=False, entry=True)
+        new_dir, new_name, new, _ = self.lookup(user, bare[1], follow=False, entry=True)
         if self.special(old_name):
             raise fail(errno.EBUSY)
         if self.special(new_name):
             raise fail(errno.EEXIST if flags & NOREPLACE else errno.EBUSY)
+        self.short(old_name)
         if old is None:
             raise fail(errno.ENOENT)
+        self.short(new_name)
         if new is not None and flags & NOREPLACE:
             raise fail(errno.EEXIST)
         if flags & EXCHANGE:

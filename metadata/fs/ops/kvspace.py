@@ -11,7 +11,7 @@ from metadata.fs.core import Core, attributes
 from metadata.fs.ops.open import check_alive
 from metadata.fs.ops.stat import resolve
 from metadata.fs.schema import Reader, encode, get_inode, inode_key
-from metadata.fs.walk import R, W, X, need, walk
+from metadata.fs.walk import R, W, X, need, need_name, walk
 from metadata.kv.contract import Transaction
 
 
@@ -31,6 +31,7 @@ def check_params(params: KvParams, path: bytes) -> None:
 async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: int) -> meta.KvOpened:
     check_params(req.params, req.path)
     found = await walk(txn, req.creds, req.path, follow=req.exist_ok, entry=True)
+    need_name(found, req.path)
     if found.ino:
         if not req.exist_ok:
             raise errors.Exists(None, req.path)

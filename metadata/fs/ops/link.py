@@ -19,7 +19,7 @@ from metadata.fs.schema import (
     signed,
     writer_key,
 )
-from metadata.fs.walk import Found, W, X, need, need_unsticky, owns, walk
+from metadata.fs.walk import Found, W, X, need, need_name, need_unsticky, owns, walk
 from metadata.kv.contract import Transaction
 
 MAX_LINKS = 65000
@@ -30,6 +30,7 @@ async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
     ino, inode = await resolve(txn, req.creds, req.source, req.ino, req.follow)
     path = req.target
     found = await walk(txn, req.creds, path, follow=False, entry=True)
+    need_name(found, path)
     if found.special or (found.ino and not req.replace):
         raise errors.Exists(None, path)
     if found.slash:
@@ -77,6 +78,7 @@ async def symlink(core: Core, txn: Transaction, req: meta.SymLink) -> meta.StatR
     if b"\0" in req.target:
         raise errors.InvalidArgument("a target has no NUL byte", req.path)
     found = await walk(txn, req.creds, req.path, follow=False, entry=True)
+    need_name(found, req.path)
     if found.ino:
         raise errors.Exists(None, req.path)
     if found.slash:

@@ -8,7 +8,7 @@ from ffs.proto.records import DIRECTORY, Inode
 from metadata.fs.core import Core, attributes
 from metadata.fs.ops.open import check_alive
 from metadata.fs.schema import encode, get_inode, inode_key
-from metadata.fs.walk import Found, W, X, need, walk, walk_missing
+from metadata.fs.walk import Found, W, X, need, need_name, walk, walk_missing
 from metadata.kv.contract import Transaction
 
 
@@ -16,6 +16,7 @@ async def mkdir(core: Core, txn: Transaction, req: meta.MkDir) -> meta.StatReply
     if req.parents:
         return await _make_all(core, txn, req)
     found = await walk(txn, req.creds, req.path, follow=False, entry=True)
+    need_name(found, req.path)
     if found.ino:
         raise errors.Exists(None, req.path)
     ino, inode = await _make(core, txn, req, found, req.mode)

@@ -45,7 +45,7 @@ from metadata.fs.schema import (
     writer_key,
     writers_span,
 )
-from metadata.fs.walk import Found, R, W, X, need, walk
+from metadata.fs.walk import Found, R, W, X, need, need_name, walk
 from metadata.kv.contract import Transaction
 
 MUTATING = OPEN_WRITE | OPEN_CREATE | OPEN_TRUNC | OPEN_TMPFILE | OPEN_APPEND
@@ -133,6 +133,7 @@ async def open_write(
         if create:
             if found.slash and not found.special:
                 raise errors.IsADirectory("a file's name doesn't end in /", path)
+            need_name(found, path)
             if found.ino and exclusive:
                 raise errors.Exists(None, path)
             if found.special:

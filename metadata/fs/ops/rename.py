@@ -22,7 +22,7 @@ from metadata.fs.schema import (
     inode_key,
     inode_span,
 )
-from metadata.fs.walk import Found, W, X, need, need_unsticky, walk
+from metadata.fs.walk import Found, W, X, need, need_name, need_unsticky, walk
 from metadata.kv.contract import Transaction
 
 
@@ -53,8 +53,10 @@ async def _judge(
 ) -> tuple[Inode, Inode | None]:
     """All that may forbid it, in Linux's order: (what moves, what stands in its way)."""
     creds, names = req.creds, (req.source, req.target)
+    need_name(source, req.source)
     if not source.ino:
         raise errors.NotFound(None, *names)
+    need_name(target, req.target)
     if target.ino and req.flags & RENAME_NOREPLACE:
         raise errors.Exists(None, *names)
     if not target.ino and exchange:

@@ -20,7 +20,7 @@ from metadata.fs.schema import (
     inode_key,
     inode_span,
 )
-from metadata.fs.walk import Found, W, X, may, need, need_unsticky, owns, walk
+from metadata.fs.walk import Found, W, X, may, need, need_name, need_unsticky, owns, walk
 from metadata.kv.contract import Transaction
 
 PAGE = 500
@@ -35,6 +35,7 @@ async def unlink_path(core: Core, txn: Transaction, creds: Creds, path: bytes) -
     found = await walk(txn, creds, path, follow=False, entry=True)
     if found.special:
         raise errors.IsADirectory(None, path)
+    need_name(found, path)
     if not found.ino:
         raise errors.NotFound(None, path)
     if found.slash:
@@ -55,6 +56,7 @@ async def rmdir(core: Core, txn: Transaction, req: meta.RmDir) -> OkReply:
     creds, path = req.creds, req.path
     found = await walk(txn, creds, path, follow=False, entry=True)
     _refuse_special(found, path)
+    need_name(found, path)
     if not found.ino:
         raise errors.NotFound(None, path)
     inode = await get_inode(txn, found.ino)
@@ -85,6 +87,7 @@ async def remove_tree(core: Core, txn: Transaction, req: meta.RemoveTree, checke
     creds, path = req.creds, req.path
     found = await walk(txn, creds, path, follow=False, entry=True)
     _refuse_special(found, path)
+    need_name(found, path)
     if not found.ino:
         raise errors.NotFound(None, path)
     inode = await get_inode(txn, found.ino)
