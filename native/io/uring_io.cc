@@ -262,7 +262,9 @@ void UringIo::poll_remove(Poll* poll) {
     if (!poll->armed) return;  // its last report came just now
     sqe = entry();
   }
-  io_uring_prep_poll_remove(sqe, reinterpret_cast<uint64_t>(poll) | kTagPoll);
+  // A cancellation, not a poll removal: that one fails (EALREADY) while a report of the poll is
+  // on its way, and the poll would stay for ever.
+  io_uring_prep_cancel64(sqe, reinterpret_cast<uint64_t>(poll) | kTagPoll, 0);
   io_uring_sqe_set_data64(sqe, kTagIgnored);
 }
 
