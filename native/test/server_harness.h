@@ -22,6 +22,7 @@
 #include "base/crc32c.h"
 #include "net/shared_memory.h"
 #include "net/socket.h"
+#include "server/log.h"
 #include "server/server.h"
 #include "server/wire_craq.h"
 
@@ -78,6 +79,7 @@ class Cluster {
     bool local_peers = true;
   };
   explicit Cluster(const Options& options) : options_(options) {
+    if (const char* level = std::getenv("FFS_TEST_LOG")) set_log_level(static_cast<uint32_t>(std::atoi(level)));
     for (uint32_t i = 0; i < options.nodes; i++) {
       Node node;
       node.number = i + 1;
