@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ffs.client.core import Core
 from ffs.client.session import Session
-from ffs.errors import CapabilityExpired, Fenced, FfsError, Overloaded, StaleEpoch
+from ffs.errors import BadHandle, CapabilityExpired, Fenced, FfsError, Overloaded, StaleEpoch
 from ffs.layout import Layout, Placement
 from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
@@ -205,7 +205,7 @@ class OpenFile:
         if isinstance(error, StaleEpoch):
             self._take_epoch(session)
         elif isinstance(error, CapabilityExpired):
-            session.renew_capability(self._capability(session))
+            self._renew(session)
         elif isinstance(error, Fenced):
             session.over = True
         else:
@@ -219,12 +219,19 @@ class OpenFile:
     def _take_epoch(self, session: Session) -> None:
         """The file was truncated elsewhere: learn its epoch and length. What was written before and
         isn't reported has been cut, or lies below the new length."""
-        epoch = session.renew_capability(self._capability(session))
+        epoch = self._renew(session)
         with self._lock:
             if epoch != self.epoch:
                 self.epoch = epoch
                 self._unreported_end = 0
         self.look()
+
+    def _renew(self, session: Session) -> int:
+        """Renew the capability at the service; returns the epoch to write under."""
+        try:
+            return session.renew_capability(self._capability(session))
+        except BadHandle as error:
+            raise Fenced(f"{error.message}; the service has closed this file", self.path) from error
 
     # --- lengths ----------------------------------------------------------------------------
 
