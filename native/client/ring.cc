@@ -284,7 +284,9 @@ void Ring::progress(bool block, uint64_t until_ns) {
     if (link->connected() && (link->in_flight.count > 0 || !link->ready())) only = link.get(), busy++;
   }
   // One connection: look at it at once, epoll only if nothing is there.
+  bool looked = false;
   if (busy == 1 && only->ready() && !only->wants_write) {
+    looked = true;
     const uint32_t before = done_count_;
     receive(*only);
     if (done_count_ != before) block = false;
@@ -304,7 +306,7 @@ void Ring::progress(bool block, uint64_t until_ns) {
       timeout_ms = static_cast<int>(std::min<uint64_t>((next_ns - now_ns_ + 999999) / 1000000, 1u << 30));
     }
   }
-  if (block || busy != 1) {
+  if (block || !looked) {
     epoll_event ready[64];
     const int count = ::epoll_wait(epoll_.get(), ready, 64, timeout_ms);
     for (int i = 0; i < count; i++) {

@@ -160,7 +160,9 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   if (in_region && !slot.direct_read) return false;
   uint64_t patched = 0;
   link.granule_crcs.resize(reply.granule_count);
-  std::memcpy(link.granule_crcs.data(), frame.var.data(), size_t{reply.granule_count} * 4);
+  if (reply.granule_count > 0) {
+    std::memcpy(link.granule_crcs.data(), frame.var.data(), size_t{reply.granule_count} * 4);
+  }
   link.patches.resize(reply.patch_count);
   if (reply.patch_count > 0) {
     std::memcpy(link.patches.data(), frame.var.data() + size_t{reply.granule_count} * 4,
