@@ -12,6 +12,7 @@ from typing import Final
 
 from metadata.kv.contract import (
     MAX_AGE_S,
+    MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     MAX_WRITE_BYTES,
     STAMP_BYTES,
@@ -143,22 +144,19 @@ class BufferedTransaction(Transaction):
     # --- writes ---
 
     def set(self, key: bytes, value: bytes) -> None:
-        size = len(key) + len(value)
         if len(value) > MAX_VALUE_BYTES:
             raise TooMuch(f"a value has at most {MAX_VALUE_BYTES} bytes, not {len(value)}")
-        check_key(key)
-        self._count(size)
+        self._count(key, len(value))
         self.writes[key] = value
 
     def clear(self, key: bytes) -> None:
-        check_key(key)
-        self._count(len(key))
+        self._count(key, 0)
         self.writes[key] = None
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
         if begin >= end:
             return
-        self._count(len(begin) + len(end))
+        self._count(begin, len(end))
         for key in [key for key in self.writes if begin <= key < end]:
             del self.writes[key]
         self.cleared.append((begin, end))
@@ -174,8 +172,7 @@ class BufferedTransaction(Transaction):
         if isinstance(mine, Counter):
             mine.push(op, operand)
             return
-        check_key(key)
-        self._count(len(key) + 8)
+        self._count(key, 8)
         counter = Counter()
         counter.push(op, operand)
         if mine is _ABSENT:
@@ -184,12 +181,14 @@ class BufferedTransaction(Transaction):
             self.writes[key] = counter.apply(mine)  # type: ignore[arg-type]
 
     def set_stamped(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
-        check_key(prefix + bytes(STAMP_BYTES) + suffix)
-        self._count(len(prefix) + len(suffix) + len(value))
+        self._count(prefix + bytes(STAMP_BYTES) + suffix, len(value))
         self.stamped.append((prefix, suffix, value))
 
-    def _count(self, size: int) -> None:
-        self.write_bytes += size
+    def _count(self, key: bytes, size: int) -> None:
+        length = len(key)
+        if not 0 < length <= MAX_KEY_BYTES:
+            check_key(key)
+        self.write_bytes += length + size
         if self.write_bytes > MAX_WRITE_BYTES:
             raise TooMuch(f"a transaction writes at most {MAX_WRITE_BYTES} bytes: page the work")
 

@@ -1,9 +1,9 @@
 """The engine for production: FoundationDB, by its official binding (`pip install ffs[fdb]`, and libfdb_c).
 
-The binding's network thread completes futures; a callback hands each to the event loop by
-call_soon_threadsafe, and a future's value is taken only when it is ready, so the loop never blocks. Conflicts,
-read-your-own-writes and the limits are FoundationDB's own. Keys stand under a prefix, so that several clusters
-may share a database.
+The network thread of the binding completes futures; a callback hands each to the event loop by
+call_soon_threadsafe, and a future's value is taken only when it is ready, so the loop never blocks.
+Conflicts, read-your-own-writes and the limits are FoundationDB's own. Keys stand under a prefix, so that
+several clusters may share a database.
 
 docs/metadata.md, Store.
 """

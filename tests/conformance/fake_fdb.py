@@ -1,5 +1,6 @@
-"""The part of the binding `fdb` that metadata/kv/fdb_store.py uses, over the engine in memory: futures become
-ready in another thread, and taking a value before is an error, so a store that blocks or looks too early fails.
+"""The part of the binding `fdb` that metadata/kv/fdb_store.py uses, over the engine in memory: futures
+become ready in another thread, and taking a value before is an error, so a store that blocks or looks too
+early fails.
 
 It stands in for a cluster where there is none; with FFS_TEST_FDB_CLUSTER the same tests run on a real one."""
 
