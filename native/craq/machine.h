@@ -97,6 +97,7 @@ struct Pending {
   bool journal_only = false;  // refused by the head before it was sent
   Outcome outcome = Outcome::ok;
   uint64_t sent_ms = 0;
+  uint64_t repeated_ms = 0;  // because the successor said `missing`; 0 = never
   OpId fetch_op = 0;
   OpId load_op = 0;
   RequestQueue waiters;     // clients that wait for the result

@@ -152,6 +152,7 @@ bool Replica::Machine::retry_table_allows(Request* r, const ClientUpdate& u) {
     }
     return true;
   }
+  if (is(Mutant::forget_retries_on_restart)) return true;
   std::optional<RetryEntry> entry = store_.retry(who.client, who.channel);
   if (!entry.has_value() || entry->sequence < who.sequence) return true;
   if (entry->sequence > who.sequence) {
@@ -417,13 +418,18 @@ Replica::Machine::Fit Replica::Machine::fit(const Update& u, Chunk* c, const Tom
 // The successor lacks what an update is built on: it gets all above its newest again, in order.
 void Replica::Machine::missing_received(const Notice& n) {
   Chunk* c = find_chunk(n.key);
-  if (c == nullptr || find_pending(c, n.version) == nullptr) return;
+  Pending* lacking = c != nullptr ? find_pending(c, n.version) : nullptr;
+  if (lacking == nullptr) return;
+  // It says so of every update behind the gap: one answer is enough.
+  if (lacking->repeated_ms != 0 && now_ms_ - lacking->repeated_ms < options_.resend_ms / 4) return;
   send_again(c, n.other);
 }
 
 void Replica::Machine::send_again(Chunk* c, const Version& above) {
   for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
-    if (p->version() > above) p->sent = false;
+    if (p->version() <= above) continue;
+    p->sent = false;
+    p->repeated_ms = now_ms_;
   }
   send_ready(c);
 }

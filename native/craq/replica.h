@@ -263,6 +263,8 @@ enum class Mutant : uint8_t {
   serve_before_reconcile,
   dirty_read_answers_local,
   forget_refusals,
+  forget_retries_on_restart,
+  commit_unknown_pendings,
 };
 
 struct Options {

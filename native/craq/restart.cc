@@ -201,6 +201,7 @@ void Replica::Machine::settle(Chunk* c) {
     while (p != nullptr && !p->removal()) p = c->pendings.next(p);
     if (!left.version.none() && p != nullptr) committed = kept = p;
   }
+  if (is(Mutant::commit_unknown_pendings)) committed = kept = c->pendings.last();
   c->unreconciled = false;
   FFS_CHECK(unreconciled_ > 0);
   unreconciled_--;

@@ -55,7 +55,7 @@ class AskedLast:
 
 def apply(op_kind: int, base: CONTENT, offset: int, length: int, payload: bytes) -> CONTENT:
     """The model of an update."""
-    exists, content = base
+    content = base[1]
     if op_kind == Kind.REMOVE:
         return ABSENT
     if op_kind == Kind.TRUNCATE:
@@ -243,7 +243,9 @@ class History:
             if (op.key, version) not in s.durable:
                 raise Violation(f"I1: {version} is acknowledged, member {s.index} hasn't it durably")
         if position <= op.lower and op.identity[0] != 0:
-            raise Violation(f"I3: {op.identity} took effect at {position}, before it was invoked ({op.lower})")
+            raise Violation(
+                f"I3: {op.identity} took effect at {position}, before it was invoked ({op.lower})"
+            )
         c.known = max(c.known, position)
 
     def answered_read(self, asked: Asked, reply: Reply) -> None:

@@ -66,6 +66,8 @@ class Mutant(IntEnum):
     SERVE_BEFORE_RECONCILE = 7
     DIRTY_READ_ANSWERS_LOCAL = 8
     FORGET_REFUSALS = 9
+    FORGET_RETRIES_ON_RESTART = 10
+    COMMIT_UNKNOWN_PENDINGS = 11
 
 
 class PayloadState(IntEnum):
@@ -226,9 +228,7 @@ def remove_page(
 
 
 def last_chunk(now: int, token: int, chain: Chain, space: int, deadline: int = 0) -> bytes:
-    return (
-        _HEAD.pack(8, now) + _SPACE.pack(token, *chain, Outcome.OK, space) + struct.pack("<Q", deadline)
-    )
+    return _HEAD.pack(8, now) + _SPACE.pack(token, *chain, Outcome.OK, space) + struct.pack("<Q", deadline)
 
 
 def message(now: int, body: bytes, payload_state: int = PayloadState.READY) -> bytes:

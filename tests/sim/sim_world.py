@@ -118,7 +118,9 @@ class Client:
 
 
 class World:
-    def __init__(self, seed: int, plan: Plan | None = None, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, seed: int, plan: Plan | None = None, trace: Callable[[str], None] | None = None
+    ) -> None:
         self.rng = random.Random(seed)
         self.plan = plan if plan is not None else Plan.draw(self.rng)
         self.history = History(self.plan.members)
@@ -143,8 +145,8 @@ class World:
         members = tuple(n.target for n in self.nodes)
         self.term = 1
         self.chain = ChainRecord(
-            id=7, table=1, term=1, counter=0, members=members, states=(int(TargetState.OFFLINE),) * len(members),
-            incarnations=(0,) * len(members),
+            id=7, table=1, term=1, counter=0, members=members,
+            states=(int(TargetState.OFFLINE),) * len(members), incarnations=(0,) * len(members),
         )  # fmt: skip
         self.proposal: Proposal | None = None
 
