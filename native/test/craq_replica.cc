@@ -1,0 +1,377 @@
+// The replica by itself: what it asks for, in which order, and that the steady state allocates
+// nothing. The protocol between replicas is tested by tests/sim.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "craq/sim_store.h"
+
+namespace {
+size_t allocations = 0;
+}
+
+void* operator new(size_t size) {
+  allocations++;
+  if (void* memory = std::malloc(size); memory != nullptr) return memory;
+  std::abort();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace ffs::craq {
+namespace {
+
+const ChunkKey kKey = ChunkKey::of_file(1, 0);
+
+// A store with nothing in it that forgets everything: enough where only effects are looked at.
+class EmptyStore final : public StoreView {
+ public:
+  ChunkFacts committed(const ChunkKey&) const override { return facts; }
+  void each_pending(PendingVisitor&) const override {}
+  std::optional<RetryEntry> retry(ClientId, uint32_t) const override { return entry; }
+  bool fenced(ClientId client) const override { return client == fenced_client; }
+  uint64_t least_epoch(uint64_t) const override { return least; }
+  ChainRecord chain_record() const override { return {}; }
+  Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return room; }
+  std::optional<ChunkKey> first_committed(uint64_t, const ChunkKey*) const override { return std::nullopt; }
+  std::optional<ChunkKey> last_committed(uint64_t) const override { return std::nullopt; }
+
+  ChunkFacts facts;
+  std::optional<RetryEntry> entry;
+  ClientId fenced_client;
+  uint64_t least = 0;
+  Outcome room = Outcome::ok;
+};
+
+struct Fixture {
+  EmptyStore store;
+  Options options;
+  Effects out;
+  std::unique_ptr<Replica> replica;
+  uint64_t now_ms = 1000;
+  ChainVersion version{1, 1};
+
+  // Member `index` of a chain of `members`, serving.
+  explicit Fixture(uint32_t members, uint32_t index = 0) : index_(index) {
+    replica = std::make_unique<Replica>(TargetId{11 + index}, ChainId{7}, store, options);
+    ChainConfig config;
+    config.version = version;
+    config.member_count = members;
+    for (uint32_t i = 0; i < members; i++) config.members[i] = {TargetId{11 + i}, MemberState::serving};
+    replica->on_recorded(config, now_ms, out);
+    replica->on_completion(take<PersistChain>().op, Outcome::ok, kNoBuffer, now_ms, out);
+    if (index > 0) from_above(Notice{.type = NoticeType::resent});
+    if (index + 1 < members) {
+      from_below(Notice{.type = NoticeType::reconciled});
+      from_below(Notice{.type = NoticeType::ready});
+    }
+    REQUIRE(replica->status().serving);
+    out.clear();
+  }
+
+  PeerHeader header(uint32_t from) const {
+    return {ChainId{7}, version, TargetId{11 + from}, TargetId{11 + index_}};
+  }
+  void from_above(const Notice& n) { replica->on_notice(header(index_ - 1), n, now_ms, out); }
+  void from_below(const Notice& n) { replica->on_notice(header(index_ + 1), n, now_ms, out); }
+
+  ClientUpdate write(uint64_t sequence, RequestToken token) const {
+    ClientUpdate u;
+    u.token = token;
+    u.chain_version = version;
+    u.identity = {ClientId{5}, 1, sequence};
+    u.key = kKey;
+    u.length_bytes = 4;
+    u.payload = BufferRef{token};
+    return u;
+  }
+  void send(const ClientUpdate& u) { replica->on_client_update(u, now_ms, out); }
+
+  // The only effect of that type; effects are forgotten by clear().
+  template <typename T>
+  T take() {
+    const T* found = nullptr;
+    for (const Effect& e : out) {
+      if (const T* t = std::get_if<T>(&e); t != nullptr) {
+        REQUIRE(found == nullptr);
+        found = t;
+      }
+    }
+    REQUIRE(found != nullptr);
+    return *found;
+  }
+  template <typename T>
+  size_t count() const {
+    size_t n = 0;
+    for (const Effect& e : out) n += std::holds_alternative<T>(e) ? 1 : 0;
+    return n;
+  }
+  Outcome answer() {
+    Outcome outcome = take<Reply>().outcome;
+    out.clear();
+    return outcome;
+  }
+
+ private:
+  uint32_t index_;
+};
+
+}  // namespace
+
+TEST_CASE("the head sends data on before it stages, and doesn't wait for its disk") {
+  Fixture f(2);
+  f.send(f.write(1, 100));
+  REQUIRE(f.out.size() == 2);
+  CHECK(std::holds_alternative<SendUpdate>(f.out[0]));
+  CHECK(std::holds_alternative<Stage>(f.out[1]));
+  CHECK(!f.take<SendUpdate>().update.held);
+  CHECK(!f.take<Stage>().commit_now);
+}
+
+TEST_CASE("a write at the head: staged, held, acknowledged, committed, answered, released") {
+  Fixture f(2);
+  f.send(f.write(1, 100));
+  OpId op = f.take<Stage>().op;
+  Version v = f.take<Stage>().update.version;
+  f.out.clear();
+  f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.take<SendNotice>().notice.type == NoticeType::held);
+  CHECK(f.count<Commit>() == 0);
+  f.out.clear();
+  f.from_below(Notice{.type = NoticeType::ack, .key = kKey, .version = v});
+  CHECK(f.take<Commit>().version == v);
+  CHECK(f.take<Release>().payload == BufferRef{100});
+  CHECK(f.take<Reply>().chunk.version == v);
+}
+
+TEST_CASE("a chain of one commits with the stage's own record") {
+  Fixture f(1);
+  f.send(f.write(1, 100));
+  CHECK(f.take<Stage>().commit_now);
+  OpId op = f.take<Stage>().op;
+  f.out.clear();
+  f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.count<Commit>() == 0);
+  CHECK(f.take<Reply>().outcome == Outcome::ok);
+}
+
+TEST_CASE("the last member commits only with its own durability and held") {
+  for (bool held_first : {false, true}) {
+    Fixture f(2, 1);
+    Update u;
+    u.key = kKey;
+    u.version = {f.version, 1};
+    u.length_bytes = 4;
+    u.base_absent = u.base_committed = true;
+    u.payload = BufferRef{9};
+    f.replica->on_update(f.header(0), u, PayloadState::ready, f.now_ms, f.out);
+    OpId op = f.take<Stage>().op;
+    f.out.clear();
+    Notice held{.type = NoticeType::held, .key = kKey, .version = u.version};
+    if (held_first) f.from_above(held);
+    CHECK(f.count<Commit>() == 0);
+    f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+    if (!held_first) {
+      CHECK(f.count<Commit>() == 0);
+      f.from_above(held);
+    }
+    CHECK(f.take<Commit>().version == u.version);
+    CHECK(f.take<SendNotice>().notice.type == NoticeType::ack);
+  }
+}
+
+TEST_CASE("a last member that was told held before it stages commits with that record") {
+  Fixture f(2, 1);
+  Update u;
+  u.key = kKey;
+  u.version = {f.version, 1};
+  u.length_bytes = 4;
+  u.base_absent = u.base_committed = u.held = true;
+  u.payload = BufferRef{9};
+  f.replica->on_update(f.header(0), u, PayloadState::ready, f.now_ms, f.out);
+  CHECK(f.take<Stage>().commit_now);
+}
+
+TEST_CASE("judged in order: chain version, authority, retry table, space epoch, base") {
+  // Everything is wrong; one after the other is put right.
+  Fixture f(2);
+  f.store.least = 5;
+  f.store.entry = RetryEntry{9, kKey, {}, RetryState::done, Outcome::ok};
+  ClientUpdate u = f.write(1, 100);
+  u.chain_version = ChainVersion{1, 0};
+  u.authority = Outcome::denied;
+  u.need_existing = true;
+  u.payload = kNoBuffer;
+  f.send(u);
+  CHECK(f.answer() == Outcome::stale_chain);
+  u.chain_version = f.version;
+  f.send(u);
+  CHECK(f.answer() == Outcome::denied);
+  u.authority = Outcome::ok;
+  f.send(u);
+  CHECK(f.answer() == Outcome::old_sequence);
+  u.identity.sequence = 10;
+  f.send(u);
+  CHECK(f.answer() == Outcome::stale_epoch);
+  u.space_epoch = 5;
+  f.send(u);
+  CHECK(f.answer() == Outcome::absent);
+  u.need_existing = false;
+  f.send(u);
+  CHECK(f.count<Stage>() == 1);
+}
+
+TEST_CASE("an update of a newer chain version waits until it is adopted") {
+  Fixture f(1);
+  ClientUpdate u = f.write(1, 100);
+  u.chain_version = ChainVersion{1, 2};
+  f.send(u);
+  CHECK(f.out.empty());
+  ChainConfig config;
+  config.version = ChainVersion{1, 2};
+  config.member_count = 1;
+  config.members[0] = {TargetId{11}, MemberState::serving};
+  f.replica->on_recorded(config, f.now_ms, f.out);
+  CHECK(f.count<Stage>() == 0);
+  f.replica->on_completion(f.take<PersistChain>().op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.take<Stage>().update.version == Version{{1, 2}, 1});
+}
+
+TEST_CASE("a payload is fetched only for an update that is admitted") {
+  Fixture f(2);
+  f.store.facts.version = {f.version, 1};
+  f.store.facts.attributes.tag_bytes = 1;
+  ClientUpdate u = f.write(1, 100);
+  u.identity = {};
+  u.kind = UpdateKind::create;
+  u.payload_state = PayloadState::later;
+  f.send(u);
+  CHECK(f.count<Fetch>() == 0);
+  CHECK(f.count<Release>() == 1);
+  CHECK(f.answer() == Outcome::tag_differs);
+
+  f.store.facts = {};
+  f.send(u);
+  OpId op = f.take<Fetch>().op;
+  CHECK(f.count<SendUpdate>() == 0);
+  f.out.clear();
+  f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.count<SendUpdate>() == 1);
+
+  Fixture bad(2);
+  bad.send(u);
+  op = bad.take<Fetch>().op;
+  bad.out.clear();
+  bad.replica->on_completion(op, Outcome::bad_checksum, kNoBuffer, bad.now_ms, bad.out);
+  CHECK(bad.count<Release>() == 1);
+  CHECK(bad.answer() == Outcome::bad_checksum);
+}
+
+TEST_CASE("what can't be: refused as invalid, with its payload released") {
+  Fixture f(1);
+  for (auto [offset, length] : {std::pair{0u, 0u}, {kMaxChunkBytes, 1u}, {1u, kMaxChunkBytes}, {~0u, 2u}}) {
+    ClientUpdate u = f.write(1, 100);
+    u.offset_bytes = offset;
+    u.length_bytes = length;
+    f.send(u);
+    CHECK(f.count<Release>() == 1);
+    CHECK(f.answer() == Outcome::invalid);
+  }
+}
+
+TEST_CASE("a full device is a refusal that is journalled before it is answered") {
+  Fixture f(2);
+  f.store.room = Outcome::no_space;
+  f.send(f.write(1, 100));
+  CHECK(f.count<SendUpdate>() == 0);
+  CHECK(f.count<Reply>() == 0);
+  Refuse refuse = f.take<Refuse>();
+  CHECK(refuse.outcome == Outcome::no_space);
+  f.out.clear();
+  f.replica->on_completion(refuse.op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.count<SendNotice>() == 0);
+  CHECK(f.answer() == Outcome::no_space);
+}
+
+TEST_CASE("a deadline ends the wait, not the update") {
+  Fixture f(2);
+  ClientUpdate u = f.write(1, 100);
+  u.deadline_ms = f.now_ms + 50;
+  f.send(u);
+  Stage stage = f.take<Stage>();
+  f.out.clear();
+  f.replica->on_tick(f.now_ms + 49, f.out);
+  CHECK(f.count<Reply>() == 0);
+  f.replica->on_tick(f.now_ms + 50, f.out);
+  CHECK(f.answer() == Outcome::timed_out);
+  f.replica->on_completion(stage.op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  f.from_below(Notice{.type = NoticeType::ack, .key = kKey, .version = stage.update.version});
+  CHECK(f.count<Commit>() == 1);
+  CHECK(f.count<Reply>() == 0);
+  CHECK(f.replica->status().waiting == 0);
+}
+
+TEST_CASE("a failed device: offline at once for whoever asks, until restart") {
+  Fixture f(2);
+  f.send(f.write(1, 100));
+  OpId op = f.take<Stage>().op;
+  f.out.clear();
+  f.replica->on_completion(op, Outcome::io_error, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.take<StateChanged>().reason == Reason::device_failed);
+  f.out.clear();
+  f.send(f.write(2, 101));
+  CHECK(f.take<Reply>().reason == Reason::device_failed);
+  CHECK(f.answer() == Outcome::offline);
+}
+
+TEST_CASE("messages of strangers, of other chains and of other versions change nothing") {
+  Fixture f(3, 1);
+  Update u;
+  u.key = kKey;
+  u.version = {f.version, 1};
+  u.base_absent = u.base_committed = true;
+  u.length_bytes = 4;
+  u.payload = BufferRef{9};
+  std::vector<PeerHeader> wrong(5, f.header(0));
+  wrong[0].chain = ChainId{8};
+  wrong[1].to = TargetId{11};
+  wrong[2].from = TargetId{13};
+  wrong[3].chain_version = ChainVersion{1, 0};
+  wrong[4].chain_version = ChainVersion{1, 2};
+  for (const PeerHeader& header : wrong) {
+    f.out.clear();
+    f.replica->on_update(header, u, PayloadState::ready, f.now_ms, f.out);
+    REQUIRE(f.out.size() == 1);
+    CHECK(f.take<Release>().payload == BufferRef{9});
+  }
+}
+
+TEST_CASE("the steady state allocates nothing") {
+  Fixture f(2);
+  auto one = [&](uint64_t i) {
+    ClientUpdate u = f.write(i, 100 + i);
+    u.key = ChunkKey::of_file(1, i % 8);
+    f.send(u);
+    Stage stage = f.take<Stage>();
+    f.replica->on_completion(stage.op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+    f.from_below(Notice{.type = NoticeType::ack, .key = u.key, .version = stage.update.version});
+    ClientRead read;
+    read.token = i;
+    read.chain_version = f.version;
+    read.key = u.key;
+    f.replica->on_client_read(read, f.now_ms, f.out);
+    f.replica->on_tick(f.now_ms, f.out);
+    f.out.clear();
+  };
+  for (uint64_t i = 1; i <= 200; i++) one(i);
+  size_t before = allocations;
+  for (uint64_t i = 201; i <= 1000; i++) one(i);
+  CHECK(allocations == before);
+}
+
+}  // namespace ffs::craq
