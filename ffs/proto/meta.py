@@ -238,13 +238,15 @@ class OpenManyReply(Message, tag=33, kw_only=True):
 
 
 class Close(Request, tag=34, kw_only=True):
-    """Ends a write session. With `written`, `length` is the end of the furthest write under `epoch`."""
+    """Ends a write session. With `written`, `length` is the end of the furthest write under `epoch`.
+    `doubtful`: a write beyond that was given up with its outcome unknown, so there may be chunks there."""
 
     ino: int
     handle: int
     epoch: int = 0
     length: int = 0
     written: bool = False
+    doubtful: bool = False
 
 
 class Fsync(Request, tag=35, kw_only=True):
@@ -255,6 +257,7 @@ class Fsync(Request, tag=35, kw_only=True):
     epoch: int = 0
     length: int = 0
     written: bool = True
+    doubtful: bool = False
 
 
 class LengthReply(Message, tag=36, kw_only=True):
@@ -272,6 +275,7 @@ class CloseEntry(Struct, array_like=True, frozen=True, gc=False):
     epoch: int = 0
     length: int = 0
     written: bool = False
+    doubtful: bool = False
 
 
 class CloseMany(Request, tag=37, kw_only=True):

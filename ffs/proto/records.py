@@ -100,6 +100,7 @@ class Garbage(Struct, array_like=True, gc=False, kw_only=True):
     v: int = 1
     type: int
     since_ns: int
+    doubtful: bool = False  # chunks may lie anywhere: a writer of it died after it had lost its name
 
 
 class Trim(Struct, array_like=True, gc=False, kw_only=True):

@@ -27,6 +27,7 @@ from ffs.rpc.handshake import AskerHandshake
 from metadata.cluster.routing import RoutingCache
 
 TIMEOUT_S: Final = 20.0
+PATIENCE_S: Final = 5.0  # for a head's node that is starting again
 
 M = TypeVar("M", bound=Message)
 
@@ -71,7 +72,7 @@ class StorageControl:
     # inside
 
     async def _ask(self, chain: int, request: Message) -> Message:
-        node = self._head(chain)
+        node = await self._head(chain)
         for last in (False, True):
             connection = await self._connection(node)
             try:
@@ -81,16 +82,22 @@ class StorageControl:
                     raise Unreachable(f"node {node.name}: {error.message}") from None
         raise AssertionError("unreachable")
 
-    def _head(self, chain: int) -> NodeRecord:
-        """The node of the chain's first member, if it can be asked."""
-        view = self._routing.view
-        record = view.chains.get(chain)
-        if record is None:
-            raise ChainUnavailable(f"chain {chain} isn't known")
-        node = view.nodes[view.targets[record.members[0]].node]
-        if not node.control or not node.alive:
-            raise ChainUnavailable(f"chain {chain}: its head's node {node.name} isn't there")
-        return node
+    async def _head(self, chain: int) -> NodeRecord:
+        """The node of the chain's first member; waits a little for one that isn't there."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while True:
+            view = self._routing.view
+            record = view.chains.get(chain)
+            if record is None:
+                raise ChainUnavailable(f"chain {chain} isn't known")
+            node = view.nodes[view.targets[record.members[0]].node]
+            if node.control and node.alive:
+                return node
+            left = deadline - loop.time()
+            if left <= 0:
+                raise ChainUnavailable(f"chain {chain}: its head's node {node.name} isn't there")
+            await self._routing.wait_change(left)
 
     async def _connection(self, node: NodeRecord) -> Connection:
         async with self._locks.setdefault(node.id, asyncio.Lock()):

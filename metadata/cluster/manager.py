@@ -44,7 +44,8 @@ from metadata.cluster.lease import Lease
 from metadata.cluster.registry import Registry
 from metadata.cluster.routing import RoutingCache, View
 from metadata.cluster.status import status_reply
-from metadata.fs.sessions import fenced_clients, forget_fenced
+from metadata.fs.schema import fence_key
+from metadata.fs.sessions import fenced_clients
 from metadata.kv.contract import Snapshot, Store, Transaction
 
 log = logging.getLogger("ffs.meta.manager")
@@ -371,7 +372,7 @@ class Manager:
             async def forget(txn: Transaction) -> None:
                 await self._lease.guard(txn)
                 for client in done:
-                    forget_fenced(txn, client)
+                    txn.clear(fence_key(client))
 
             await self._store.run(forget)
         # The collectors of processes that are gone are sessions that are over, too.

@@ -66,14 +66,18 @@ class Chunks:
             lambda chain: self._chains.raise_space_epoch(chain, ino, epoch), self.placement(layout).chains
         )
 
-    async def remove(self, ino: int, layout: Layout) -> None:
-        """Removes the whole space, for good."""
+    async def remove(self, ino: int, layout: Layout, length: int | None) -> None:
+        """Removes a space for good. `length`: the file has no chunk beyond it; None: ask every chain."""
+        placement = self.placement(layout)
+        chains = placement.chains
+        if length is not None:
+            chains = chains[: min(-(-length // layout.chunk_size), placement.stripe)]
 
         async def one(chain: int) -> None:
             await self._chains.raise_space_epoch(chain, ino, EPOCH_MAX)
             await self._remove_from(chain, ino, bytes(16), EPOCH_MAX)
 
-        await _each(one, self.placement(layout).chains)
+        await _each(one, chains)
 
     async def _remove_from(self, chain: int, ino: int, first: bytes, epoch: int) -> None:
         more = True

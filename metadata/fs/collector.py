@@ -13,10 +13,13 @@ import logging
 from typing import Final
 
 from ffs import errors
-from ffs.proto.records import DIRECTORY, Garbage
+from ffs.layout import Layout
+from ffs.proto.records import DIRECTORY, FILE, Garbage
 from metadata.fs.core import Core
 from metadata.fs.ops.unlink import mark_removed
 from metadata.fs.schema import (
+    SUB_DOUBTFUL,
+    SUB_LENGTH,
     decode_dirent,
     decode_garbage,
     dirent_span,
@@ -24,8 +27,10 @@ from metadata.fs.schema import (
     find_inode,
     garbage_key,
     id_in_key,
+    inode_key,
     inode_span,
     trim_key,
+    unsigned,
     writers_span,
 )
 from metadata.fs.trim import finish
@@ -34,6 +39,7 @@ from metadata.kv.contract import Snapshot, Transaction
 _log = logging.getLogger(__name__)
 
 PAGE: Final = 200
+PARALLEL: Final = 16
 
 
 class Collector:
@@ -70,13 +76,27 @@ class Collector:
                 return await snap.range(start, b"h", PAGE)
 
             pairs = await self._core.store.read(page)
-            for key, value in pairs:
-                done += await self._collect(id_in_key(key), decode_garbage(value))
+            done += await self._collect_page(pairs)
             if len(pairs) < PAGE:
                 break
             after = pairs[-1][0] + b"\0"
         await self._finish_trims()
         return done
+
+    async def _collect_page(self, pairs: list[tuple[bytes, bytes]]) -> int:
+        """Several at a time, so that their transactions share commits. All have ended on return."""
+        limit = asyncio.Semaphore(PARALLEL)
+
+        async def one(ino: int, garbage: Garbage) -> int:
+            async with limit:
+                return await self._collect(ino, garbage)
+
+        work = (one(id_in_key(key), decode_garbage(value)) for key, value in pairs)
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return sum(result for result in results if isinstance(result, int))
 
     async def _collect(self, ino: int, garbage: Garbage) -> int:
         try:
@@ -94,10 +114,21 @@ class Collector:
     async def _space(self, ino: int) -> int:
         """A file or KV space: 1 if it's gone now."""
 
-        async def look(snap: Snapshot) -> tuple[bool, object]:
+        async def look(snap: Snapshot) -> tuple[bool, Layout | None, int | None]:
+            """(is it still written, layout, the length beyond which nothing can be)."""
             writers = await snap.range(*writers_span(ino), 1)
             inode = await find_inode(snap, ino)
-            return bool(writers), inode.layout if inode is not None else None
+            data = await snap.get(garbage_key(ino))
+            if inode is None or data is None:
+                return bool(writers), None, None
+            key = inode_key(ino)
+            doubtful = (
+                decode_garbage(data).doubtful
+                or await snap.get(key + SUB_DOUBTFUL) is not None
+                or await snap.get(trim_key(ino)) is not None
+            )
+            exact = inode.type == FILE and not doubtful
+            return bool(writers), inode.layout, unsigned(await snap.get(key + SUB_LENGTH)) if exact else None
 
         async def forget(txn: Transaction) -> int:
             """Nobody can have opened it since: that takes a name or a write session."""
@@ -108,11 +139,11 @@ class Collector:
             txn.clear(garbage_key(ino))
             return 1
 
-        busy, layout = await self._core.store.read(look)
+        busy, layout, length = await self._core.store.read(look)
         if busy:
             return 0
         if layout is not None:
-            await self._core.chunks.remove(ino, layout)  # type: ignore[arg-type]
+            await self._core.chunks.remove(ino, layout, length)
         return await self._core.store.run(forget)
 
     async def _directory(self, ino: int) -> None:

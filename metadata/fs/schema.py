@@ -8,6 +8,7 @@
     i hash2 ino8 l                   counter: length of a file (max under the truncate epoch)
     i hash2 ino8 m                   counter: mtime, ns (max; absent: the creation time)
     i hash2 ino8 n                   counter: links beyond 1 (a directory: beyond 2), signed (add)
+    i hash2 ino8 q                   counter: not 0 if chunks may lie beyond the length
     d ino8 name                    entry of directory ino
     s client8                      client session, while it lives
     b client8                      counter: its renewals
@@ -44,6 +45,7 @@ SUB_ENTRIES: Final = b"e"
 SUB_LENGTH: Final = b"l"
 SUB_MTIME: Final = b"m"
 SUB_LINKS: Final = b"n"
+SUB_DOUBTFUL: Final = b"q"
 
 _INODE: Final = Struct(">cHQ").pack
 _ID: Final = Struct(">cQ").pack

@@ -26,6 +26,7 @@ from metadata.fs.schema import (
     client_writer_key,
     client_writers_span,
     decode_fence,
+    decode_garbage,
     decode_session,
     encode,
     ended_key,
@@ -168,7 +169,11 @@ async def settle_writer(core: Core, client: int, ino: int, handle: int) -> None:
     async def fence(txn: Transaction) -> int | None:
         """Raises the epoch; None if there is nothing to ask the chains for."""
         inode = await find_inode(txn, ino)
-        if inode is None or inode.layout is None or await txn.get(garbage_key(ino)) is not None:
+        garbage = await txn.get(garbage_key(ino))
+        if inode is None or inode.layout is None or garbage is not None:
+            if garbage is not None:  # its length is nobody's concern: the collector looks everywhere
+                doubtful = msgspec.structs.replace(decode_garbage(garbage), doubtful=True)
+                txn.set(garbage_key(ino), encode(doubtful))
             _end_writer(txn, client, ino, handle)
             return None
         if await txn.get(writer_key(ino, client, handle)) is None:

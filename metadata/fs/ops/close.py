@@ -9,6 +9,7 @@ from metadata.fs.core import Core
 from metadata.fs.ops.open import need_trimmed
 from metadata.fs.schema import (
     SUB_APPEND,
+    SUB_DOUBTFUL,
     SUB_LENGTH,
     client_writer_key,
     counter,
@@ -58,10 +59,12 @@ async def _merge(
         raise errors.NotFound(f"inode {req.ino} is gone")
     epoch = decode_inode(data).epoch
     length = unsigned(await txn.peek(key + SUB_LENGTH))
+    if req.written and req.epoch > epoch:
+        raise errors.InvalidArgument(f"epoch {req.epoch} of inode {req.ino} was never given; it is {epoch}")
+    if req.doubtful:
+        txn.max(key + SUB_DOUBTFUL, 1)
     if not req.written:
         return meta.LengthReply(length=length, epoch=epoch)
-    if req.epoch > epoch:
-        raise errors.InvalidArgument(f"epoch {req.epoch} of inode {req.ino} was never given; it is {epoch}")
     if req.epoch < epoch:
         await need_trimmed(txn, req.ino)  # the answer tells the new epoch
         return meta.LengthReply(length=length, epoch=epoch, merged=False)

@@ -30,6 +30,7 @@ from ffs.proto.records import (
 from metadata.fs.core import Core, TrimPending, attributes, fresh_attributes
 from metadata.fs.schema import (
     SUB_APPEND,
+    SUB_DOUBTFUL,
     SUB_LENGTH,
     SUB_LINKS,
     Reader,
@@ -169,11 +170,14 @@ async def cut(core: Core, txn: Transaction, ino: int, inode: Inode, length: int)
     is then."""
     old = unsigned(await txn.get(inode_key(ino) + SUB_LENGTH))
     writers = await txn.range(*writers_span(ino), 1)
-    if length < old or writers:
+    doubtful = await txn.get(inode_key(ino) + SUB_DOUBTFUL) is not None
+    if length < old or writers or doubtful:
         inode = msgspec.structs.replace(inode, epoch=inode.epoch + 2)
         txn.set(inode_key(ino), encode(inode))
-        trim = Trim(epoch=inode.epoch - 1, length=length, old=-1 if writers else old)
+        everywhere = writers or doubtful
+        trim = Trim(epoch=inode.epoch - 1, length=length, old=-1 if everywhere else old)
         txn.set(trim_key(ino), encode(trim))
+        txn.clear(inode_key(ino) + SUB_DOUBTFUL)
     txn.set(inode_key(ino) + SUB_LENGTH, counter(length))
     txn.clear(inode_key(ino) + SUB_APPEND)
     core.touch(txn, ino, core.now_ns())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -527,9 +528,58 @@ def test_an_open_file_outlives_its_name() -> None:
         await w.collect()
         assert w.chains.spaces() == set()
         assert await w.keys(b"g") == []
-        assert w.chains.epochs[100, opened.ino] == EPOCH_MAX
+        assert EPOCH_MAX in [e for (_, space), e in w.chains.epochs.items() if space == opened.ino]
         with pytest.raises(errors.NotFound):
             await w.me(meta.Stat(ino=opened.ino))
+
+    run(test)
+
+
+def test_collection_finds_what_lies_beyond_the_length() -> None:
+    """Chunks that no length tells of go too: of a write that was given up, of a truncation that isn't
+    finished, of a writer that died when the file had no name. Else only the chains of its chunks are asked."""
+
+    async def test(w: World) -> None:
+        doubtful = await w.me(meta.Open(path=b"/doubtful", flags=W))
+        await w.write(w.me, doubtful, 0, 30_000)
+        await w.me(meta.Close(ino=doubtful.ino, handle=doubtful.handle, doubtful=True))
+        await w.make(b"/cut", 30_000)
+        w.chains.away = set(range(100, 105))
+        with pytest.raises(errors.ChainUnavailable):
+            await w.me(meta.Truncate(path=b"/cut", length=5))
+        w.chains.away = set()
+        dead = await Caller.connect(w.namespace)
+        opened = await dead(meta.Open(path=b"/dead", flags=W))
+        await w.write(dead, opened, 0, 30_000)
+        for path in (b"/doubtful", b"/cut", b"/dead"):
+            await w.me(meta.Unlink(path=path))
+        await dead(meta.SessionClose())
+        await SessionSweeper(w.namespace.core).step()
+        await w.collect()
+        assert w.chains.spaces() == set()
+        await w.make(b"/small", 5000)
+        await w.me(meta.Unlink(path=b"/small"))
+        w.chains.calls = 0
+        await w.collect()
+        assert w.chains.spaces() == set()
+        assert w.chains.calls == 4  # two chunks, on two of the five chains: close and remove
+        await w.make(b"/empty", 0)
+        await w.me(meta.Unlink(path=b"/empty"))
+        w.chains.calls = 0
+        await w.collect()
+        assert w.chains.calls == 0
+        assert await w.keys(b"g") == []
+
+    run(test)
+
+
+def test_a_truncation_cuts_what_lies_beyond_the_length() -> None:
+    async def test(w: World) -> None:
+        opened = await w.me(meta.Open(path=b"/f", flags=W))
+        await w.write(w.me, opened, 0, 30_000)
+        await w.me(meta.Close(ino=opened.ino, handle=opened.handle, length=10, written=True, doubtful=True))
+        await w.me(meta.Truncate(path=b"/f", length=20_000))
+        assert w.chains.end(opened.ino, 4096) <= 20_000
 
     run(test)
 
@@ -538,7 +588,7 @@ def test_collection_waits_for_chains() -> None:
     async def test(w: World) -> None:
         await w.make(b"/f", 5000)
         await w.me(meta.Unlink(path=b"/f"))
-        w.chains.away = {101}
+        w.chains.away = set(range(100, 105))
         await w.collect()
         assert len(await w.keys(b"g")) == 1
         w.chains.away = set()
@@ -571,6 +621,34 @@ def test_remove_tree_detaches_at_once_and_collects_all() -> None:
         assert (await w.me(meta.Stat(path=b"/"))).attributes.nlink == 3
 
     run(test)
+
+
+def test_s24_many_entries_are_listed_and_removed(tmp_path: Path) -> None:
+    """A directory far beyond one transaction: listed in pages, removed at once, collected in pages.
+    FFS_TEST_SCALE=100 makes it a million."""
+    count = 10_000 * int(os.environ.get("FFS_TEST_SCALE", "1"))
+
+    async def test(w: World) -> None:
+        await w.me(meta.MkDir(path=b"/d"))
+        for begin in range(0, count, 4000):
+            names = [b"/d/%07d" % i for i in range(begin, min(begin + 4000, count))]
+            entries = tuple(meta.OpenEntry(name, OPEN_READ | OPEN_CREATE) for name in names)
+            reply = await w.me(meta.OpenMany(entries=entries))
+            assert all(isinstance(r, meta.Opened) for r in reply.results)
+        seen = 0
+        after = b""
+        more = True
+        while more:
+            page = await w.me(meta.ReadDir(path=b"/d", after=after, limit=4000, attributes=True))
+            seen += len(page.entries)
+            after, more = page.entries[-1].name, page.more
+        assert seen == count == (await w.me(meta.Stat(path=b"/d"))).attributes.length
+        await w.me(meta.RemoveTree(path=b"/d"))
+        await w.collect()
+        assert await w.keys(b"d") == []
+        assert len(await w.keys(b"i")) <= 5  # the root with its counters
+
+    run(test, open_store(f"lmdb://{tmp_path}/store"))
 
 
 def test_remove_tree_of_others_is_looked_through_first() -> None:
