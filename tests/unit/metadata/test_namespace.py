@@ -537,7 +537,7 @@ def test_an_open_file_outlives_its_name() -> None:
 
 def test_collection_finds_what_lies_beyond_the_length() -> None:
     """Chunks that no length tells of go too: of a write that was given up, of a truncation that isn't
-    finished, of a writer that died when the file had no name. Else only the chains of its chunks are asked."""
+    finished, of a writer that died when the file had no name. Else only the file's chains are asked."""
 
     async def test(w: World) -> None:
         doubtful = await w.me(meta.Open(path=b"/doubtful", flags=W))
