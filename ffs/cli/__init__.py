@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,10 @@ def exit_status(error: BaseException) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit status; never raises for what the user can mend."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names are bytes to the file system: what isn't UTF-8 goes out as it came in.
+            stream.reconfigure(errors="surrogateescape")
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.version:

@@ -20,7 +20,7 @@ from ffs.cli.devcluster.state import Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.cli.parsing import Commands, command, connect, count_argument, print_json, size_argument
 from ffs.cli.text import format_bytes, format_seconds, plural, table
-from ffs.errors import FfsError, from_os_error
+from ffs.errors import FfsError, InvalidArgument, from_os_error
 from ffs.proto.cluster import StatusReply, TargetState
 
 DEFAULT_DIR = "ffs-cluster"
@@ -32,14 +32,13 @@ def add_commands(commands: Commands) -> None:
     up.add_argument(
         "--dir", default=DEFAULT_DIR, help=f"where its data lies (default: ./{DEFAULT_DIR}); kept by down"
     )
-    up.add_argument("--nodes", type=count_argument, default=3, help="storage servers (default: 3)")
+    up.add_argument("--nodes", type=count_argument, help="storage servers (default: 3)")
     up.add_argument(
         "--replicas", type=count_argument, help="copies of each chunk (default: 3, or all nodes if fewer)"
     )
     up.add_argument(
         "--device-size",
         type=size_argument,
-        default=size_argument(DEFAULT_DEVICE),
         metavar="SIZE",
         help=f"of each server's device file, which grows as it fills (default: {DEFAULT_DEVICE})",
     )
@@ -55,13 +54,31 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_up(args: argparse.Namespace) -> int:
-    replicas = args.replicas or min(3, args.nodes)
-    shape = Shape(nodes=args.nodes, replicas=replicas, device_bytes=args.device_size)
+    shape = _shape(args)
     if args.supervise:
         return _supervise(args, shape)
     if args.detach:
         return _detach(args, shape)
     return _foreground(args, shape)
+
+
+def _shape(args: argparse.Namespace) -> Shape:
+    """What was asked for, or what is there: a cluster keeps the shape that it was made with."""
+    known = Directory(args.dir).read_cluster()
+    if known is None:
+        nodes = args.nodes or 3
+        replicas = args.replicas or min(3, nodes)
+        return Shape(nodes, replicas, args.device_size or size_argument(DEFAULT_DEVICE))
+    for option, asked, made in (
+        ("--nodes", args.nodes, known.shape.nodes),
+        ("--replicas", args.replicas, known.shape.replicas),
+        ("--device-size", args.device_size, known.shape.device_bytes),
+    ):
+        if asked not in (None, made):
+            raise InvalidArgument(
+                f"was made with {option} {made}: leave the option out, or give another --dir", args.dir
+            )
+    return known.shape
 
 
 def _detach(args: argparse.Namespace, shape: Shape) -> int:
@@ -159,9 +176,9 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
 
 def _live_status(supervisor: Supervisor, up_s: float) -> str:
     try:
-        return f"up {format_seconds(up_s)}  {summary(supervisor.status())}"
+        return f"up {up_s:.0f} s  {summary(supervisor.status())}"
     except FfsError as error:
-        return f"up {format_seconds(up_s)}  no status: {error.message}"
+        return f"up {up_s:.0f} s  no status: {error.message}"
 
 
 class _Line:

@@ -96,20 +96,39 @@ class Copier:
             return False
 
     def copy(self, source: Location, target: Location, *, recursive: bool = False) -> None:
-        info = self._stat(source)
-        if not stat.S_ISDIR(info.st_mode):
+        self._copy(source, target, self._stat(source), recursive)
+
+    def _copy(self, source: Location, target: Location, info: Any, recursive: bool) -> None:
+        if stat.S_ISREG(info.st_mode):
             self._copy_file(source, target, info)
             return
+        if stat.S_ISLNK(info.st_mode):
+            self._copy_link(source, target)
+            return
+        if not stat.S_ISDIR(info.st_mode):
+            raise errors.InvalidArgument("isn't a file, directory or symlink: leave it out", str(source))
         if not recursive:
             raise errors.IsADirectory("is a directory: add -r to copy it", str(source))
         if source.remote == target.remote and f"{target.path}/".startswith(source.path.rstrip("/") + "/"):
             raise errors.InvalidArgument("can't be copied into itself", str(source), str(target))
         self._make_directory(target)
         for name in self._names(source):
-            self.copy(source.child(name), target.child(name), recursive=True)
+            below = source.child(name)
+            # Links in a tree stay links: they may lead out of it, or round in circles.
+            self._copy(below, target.child(name), self._stat(below, follow=False), True)
 
-    def _stat(self, place: Location) -> Any:
-        return self._client.stat(place.path) if place.remote else os.stat(place.path)
+    def _stat(self, place: Location, *, follow: bool = True) -> Any:
+        look = self._client.stat if place.remote else os.stat
+        return look(place.path, follow_symlinks=follow)
+
+    def _copy_link(self, source: Location, target: Location) -> None:
+        leads_to = self._client.readlink(source.path) if source.remote else os.readlink(source.path)
+        if self._exists(target):
+            raise errors.Exists("is there already: a symlink replaces nothing", str(target))
+        if target.remote:
+            self._client.symlink(leads_to, target.path)
+        else:
+            os.symlink(leads_to, target.path)
 
     def _names(self, place: Location) -> list[str]:
         return sorted(self._client.listdir(place.path) if place.remote else os.listdir(place.path))

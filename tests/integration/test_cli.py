@@ -94,6 +94,47 @@ def test_trees_both_ways(ffs, home: str, tmp_path: Path) -> None:  # type: ignor
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_links_and_odd_files_in_trees(ffs, home: str, tmp_path: Path, client: Client) -> None:  # type: ignore[no-untyped-def]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "round").symlink_to(".")
+    (tree / "lost").symlink_to("nowhere")
+    assert ffs("put", "-r", str(tree), home)[0] == 0
+    assert client.readlink(f"{home}/tree/round") == "."
+    assert ffs("get", "-r", f"{home}/tree", str(tmp_path / "back"))[0] == 0
+    assert os.readlink(tmp_path / "back" / "lost") == "nowhere"
+    os.mkfifo(tree / "pipe")
+    status, _, said = ffs("put", "-r", str(tree / "pipe"), home)
+    assert status == 1
+    assert "pipe" in said
+
+
+def test_names_that_are_not_utf8(address: str, client: Client, home: str) -> None:
+    client.mkdir(f"{home}/\udcff\udc80")
+    run = subprocess.run(
+        [sys.executable, "-m", "ffs", "--cluster", address, "ls", home],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert run.stdout == b"\xff\x80\n"
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(address: str, client: Client, home: str) -> None:
+    client.create_many([f"{home}/{number:0200}" for number in range(1000)])
+    run = subprocess.run(
+        f"{sys.executable} -m ffs --cluster {address} ls {home} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert run.stderr == ""
+    assert run.stdout.count("\n") == 1
+
+
 def test_names(ffs, home: str) -> None:  # type: ignore[no-untyped-def]
     assert ffs("mkdir", f"{home}/a/b")[0] == 1
     assert ffs("mkdir", "-p", f"{home}/a/b", f"{home}/a/b")[0] == 0
@@ -252,6 +293,9 @@ def test_data_survives_down_and_up(tmp_path: Path) -> None:
         assert again.returncode == 1
         assert "already up" in again.stderr
         assert told["address"] in again.stderr
+        other = outside("up", "--detach", "--dir", str(where), "--nodes", "2")
+        assert other.returncode == 1
+        assert "--nodes 1" in other.stderr
         source = tmp_path / "source"
         source.write_bytes(os.urandom(3_000_000))
         cluster = ["--cluster", told["address"]]

@@ -237,12 +237,13 @@ class Supervisor:
         if not self._children:
             return
         children, self._children = self._children, []
+        running = [child for child in children if child.popen.poll() is None]
         killed = stop_children(children[1:], STOP_TIMEOUT_S) + stop_children(children[:1], STOP_TIMEOUT_S)
-        for name in killed:
-            self._say(
-                f"{name} didn't end within {STOP_TIMEOUT_S:.0f} s and was killed; "
-                "its data recovers at the next up"
-            )
+        for child in running:
+            if child.name in killed:
+                self._say(f"{child.name} didn't end within {STOP_TIMEOUT_S:.0f} s and was killed")
+            elif child.popen.returncode != 0:
+                self._say(f"{child.name} ended with status {child.popen.returncode}: {child.last_line()}")
         with contextlib.suppress(FileNotFoundError):
             self.directory.run_file.unlink()
 
