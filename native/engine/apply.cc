@@ -10,34 +10,36 @@ void ChunkStore::Impl::queue_apply(uint32_t chunk) {
   const Chunk& c = state->index[chunk];
   if (c.image.version.none() || c.image.overlay == 0) return;
   Live& live = state->index.live(chunk);  // keeps the chunk's number while it is queued
+  // The newest commit counts: its overlays are the ones that will be written.
+  live.apply_block = journal->last_block();
   if (live.apply_queued || live.applying) return;
   live.apply_queued = true;
-  apply_queue.push_back({chunk, journal->last_block()});
+  apply_queue.push_back(chunk);
   schedule_pump();
 }
 
 void ChunkStore::Impl::pump_apply() {
   for (size_t left = apply_queue.size(); left > 0 && applying < options.max_apply_in_flight && !poisoned;
        left--) {
-    ApplyEntry entry = apply_queue.front();
-    if (entry.block > journal->flushed_block()) break;
+    uint32_t chunk = apply_queue.front();
     apply_queue.pop_front();
-    Live& live = state->index.live(entry.chunk);
-    const Image& image = state->index[entry.chunk].image;
+    Live& live = state->index.live(chunk);
+    const Image& image = state->index[chunk].image;
     if (image.version.none() || image.overlay == 0) {
       live.apply_queued = false;
-      state->erase_if_empty(entry.chunk);
+      state->erase_if_empty(chunk);
       continue;
     }
-    if (slot_uses.find(image.place) != nullptr) {  // readers; the last one wakes us
-      apply_queue.push_back(entry);
+    // Readers: the last one wakes us. A commit that isn't durable: its flush does.
+    if (slot_uses.find(image.place) != nullptr || live.apply_block > journal->flushed_block()) {
+      apply_queue.push_back(chunk);
       continue;
     }
     live.apply_queued = false;
     live.applying = true;
     auto job = new ApplyJob;
     job->impl = this;
-    job->chunk = entry.chunk;
+    job->chunk = chunk;
     job->place = image.place;
     job->head = image.overlay;
     state->list_overlays(job->head, 0, &job->list);

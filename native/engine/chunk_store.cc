@@ -56,6 +56,7 @@ void ChunkStore::Impl::schedule_pump() {
 // Runs once a pass after something changed, so that one group takes all that a pass brought.
 void ChunkStore::Impl::pump() {
   pump_scheduled = false;
+  if (closing) return;
   retry_waiting();
   pump_apply();
   if (flush_wanted && !journal->busy() && !poisoned) {

@@ -234,6 +234,7 @@ struct StageOp : StoreOp {
     bool new_place = false;  // `place` was allocated for this update
     bool verify_span = false;
     bool holds_base = false;
+    bool base_is_removal = false;
     bool reading = false;
     uint8_t in_flight = 0;
     uint16_t target_index = 0;

@@ -114,6 +114,7 @@ struct Live {
   std::vector<Pending> pendings;  // oldest first
   bool applying = false;          // its overlays are being written in place
   bool apply_queued = false;
+  uint64_t apply_block = 0;  // the journal block that must be flushed first
 };
 
 struct Chunk {

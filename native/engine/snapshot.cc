@@ -84,8 +84,8 @@ void ChunkStore::Impl::capture_tables() {
 
 void ChunkStore::Impl::next_slice() {
   if (snap.written != nullptr) std::free(snap.written), snap.written = nullptr;
-  if (poisoned) {
-    snapshot_failed(EIO);
+  if (poisoned || closing) {
+    abandon_snapshot();
     return;
   }
   if (snap.last_encoded && !snap.tables_captured) capture_tables();
@@ -149,6 +149,7 @@ void ChunkStore::Impl::write_slice(uint8_t* memory, uint32_t bytes) {
 // The slices and the records that they show are durable: the superblock may name them.
 void ChunkStore::Impl::snapshot_progress(uint64_t block, uint64_t sync) {
   if (!snap.active || !snap.flushing) return;
+  if (closing) return abandon_snapshot();
   // A full ring holds back records without data (stage() stops long before); they are in the slices.
   bool journal_done = block >= snap.wait_block || journal->stuck();
   if (sync < snap.wait_sync || !journal_done) {
@@ -197,11 +198,15 @@ void ChunkStore::Impl::snapshot_written() {
 }
 
 void ChunkStore::Impl::snapshot_failed(int error) {
+  abandon_snapshot();
+  poison(error);
+}
+
+void ChunkStore::Impl::abandon_snapshot() {
   if (snap.written != nullptr) std::free(snap.written), snap.written = nullptr;
   for (TableSlice& slice : snap.table_slices) std::free(slice.memory);
   snap.table_slices.clear();
   snap.active = snap.flushing = false;
-  poison(error);
 }
 
 }  // namespace ffs::engine

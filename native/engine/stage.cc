@@ -112,9 +112,31 @@ void ChunkStore::Impl::stage(StageOp* op) {
   }
   op->p.target_index = static_cast<uint16_t>(target_index(op->target));
   OpList& queue = busy[{op->p.target_index, op->key}];
+  op->p.base_is_removal = names_removal(*op, queue);
   stages_in_flight++;
   queue.push(op);
   if (queue.head == op) arrive(op);
+}
+
+// A removal leaves no trace once it is committed, so what is built on one is noted on arrival.
+bool ChunkStore::Impl::names_removal(const StageOp& op, const OpList& before) const {
+  if (op.base.none()) return false;
+  for (const StoreOp* other = before.head; other != nullptr; other = other->next) {
+    auto stage_op = static_cast<const StageOp*>(other);
+    if (stage_op->version == op.base) return stage_op->kind == UpdateKind::remove;
+  }
+  uint32_t chunk = state->index.find(op.p.target_index, op.key);
+  const Image* base = chunk != 0 ? state->find_image(chunk, op.base) : nullptr;
+  return base != nullptr && base->kind == UpdateKind::remove;
+}
+
+// The version that the record names as base; false if it is gone.
+bool ChunkStore::Impl::settle_base(const StageOp& op, Version* base) const {
+  uint32_t chunk = state->index.find(op.p.target_index, op.key);
+  *base = op.base;
+  if (base->none() || (chunk != 0 && state->find_image(chunk, *base) != nullptr)) return true;
+  *base = Version{};
+  return op.p.base_is_removal && (chunk == 0 || state->newest(chunk).none());
 }
 
 // The op is the first of its chunk.
@@ -181,7 +203,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
         return failed(ESTALE, "the chunk exists, the update names no base");
     }
   }
-  if (!op->base.none() && base == nullptr) return failed(ESTALE, "the base version is not there");
+  Version named;
+  if (!settle_base(*op, &named)) return failed(ESTALE, "the base version is not there");
   bool exists = base != nullptr && base->kind != UpdateKind::remove;
   if (exists && base->codec != 0 && (op->kind == UpdateKind::write || op->kind == UpdateKind::truncate)) {
     return failed(EINVAL, "an encoded chunk can only be replaced or removed");
@@ -604,7 +627,8 @@ void ChunkStore::Impl::prepared(StageOp* op) {
     abandon(op, EIO, "the store is poisoned by a failed journal write: restart it");
     return;
   }
-  if (!op->base.none() && base == nullptr) {
+  Version named;
+  if (!settle_base(*op, &named)) {
     abandon(op, ESTALE, "the base version was dropped meanwhile");
     return;
   }
@@ -632,7 +656,7 @@ void ChunkStore::Impl::prepared(StageOp* op) {
 
   StageRecord record{};
   record.key = op->key;
-  record.base = op->base;
+  record.base = named;
   record.image = to_disk(image);
   record.client = op->identity.client.value;
   record.sequence = op->identity.sequence;

@@ -120,6 +120,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   Begin begin_stage(StageOp* op);
   bool fenced_client(ClientId client) const;
   void arrive(StageOp* op);
+  bool names_removal(const StageOp& op, const OpList& before) const;
+  bool settle_base(const StageOp& op, Version* base) const;
   Begin plan(StageOp* op, int* code, const char** what);
   void choose_path(StageOp* op, const Image* base, uint32_t chunk);
   void plan_span(StageOp* op);
@@ -168,10 +170,6 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
     size_t at = 0;
     uint64_t sync = 0;
   };
-  struct ApplyEntry {
-    uint32_t chunk;
-    uint64_t block;
-  };
   void queue_apply(uint32_t chunk);
   void pump_apply();
   void apply_next(ApplyJob* job);
@@ -213,6 +211,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void snapshot_progress(uint64_t block, uint64_t sync);
   void snapshot_written();
   void snapshot_failed(int error);
+  void abandon_snapshot();
   bool flushes_device() const;
 
   // --- I/O that waits (start and close only)
@@ -241,7 +240,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   OpList durable_waiters;              // in the order of wait_block
   std::deque<StageOp*> stage_waiters;  // for room or their turn
   OpList read_waiters;                 // for scratch memory
-  std::deque<ApplyEntry> apply_queue;
+  std::deque<uint32_t> apply_queue;    // chunks
   std::vector<ApplyJob*> apply_waiting_sync;
   uint32_t applying = 0;
   SnapshotWriter snap;

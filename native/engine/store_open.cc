@@ -17,6 +17,13 @@ ChunkStore::Impl::Impl(io::Io& the_io, io::File the_file, const OpenOptions& the
 }
 
 ChunkStore::Impl::~Impl() {
+  // Nobody waits any more, but what the kernel or the queue of the Io holds must come back first.
+  closing = true;
+  while (pump_scheduled || ops_deferred > 0 || snap.active || applying > apply_waiting_sync.size() ||
+         (journal != nullptr && journal->busy())) {
+    io.run_once(1000);
+  }
+  for (ApplyJob* job : std::exchange(apply_waiting_sync, {})) delete job;
   // Overlays that are still named belong to the pools or the heap.
   if (state != nullptr) {
     state->listener = this;
@@ -104,7 +111,6 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
 
 Status ChunkStore::Impl::close() {
   FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0);
-  closing = true;
   // Lone records and applications come to their end, then one last snapshot tells it all.
   auto drain = [this] {
     while (!idle() || (!poisoned && (journal->anything_gathered() || !apply_queue.empty()))) {

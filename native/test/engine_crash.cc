@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 
 #include "engine_crash_model.h"
@@ -16,6 +17,13 @@ TEST_CASE("after a power cut at any event acknowledged updates are there, others
   for (uint64_t seed = first; seed < first + seeds; seed++) {
     CrashOptions options;
     options.seed = seed;
+    // To repeat a failure of the soak: seed, operations, keys, stride, all kinds.
+    if (const char* text = std::getenv("FFS_ENGINE_OPTIONS")) {
+      int all = 0;
+      REQUIRE(std::sscanf(text, "%lu %lu %lu %d", &options.operations, &options.keys, &options.prefix_stride,
+                          &all) == 4);
+      options.all_kinds = all != 0;
+    }
     CrashRun run(options);
     std::string wrong = run.run();
     CHECK_MESSAGE(wrong.empty(), wrong);

@@ -1,6 +1,8 @@
 #include "engine_crash_model.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 
 namespace ffs::engine::testing {
 
@@ -45,7 +47,10 @@ CrashRun::~CrashRun() {
 }  // before the memory of its operations goes
 
 void CrashRun::fail(const std::string& text) {
-  if (failure_.empty()) failure_ = "seed " + std::to_string(options_.seed) + ": " + text;
+  if (failure_.empty())
+    failure_ = "seed " + std::to_string(options_.seed) + " operations " +
+               std::to_string(options_.operations) + " keys " + std::to_string(options_.keys) + " stride " +
+               std::to_string(options_.prefix_stride) + (options_.all_kinds ? " all kinds: " : ": ") + text;
 }
 
 void CrashRun::push_state(ModelChunk& chunk, ModelState state, const std::vector<size_t*>&) {
@@ -139,6 +144,11 @@ bool CrashRun::start_update() {
   chunk.planned = running->version;
   chunk.planned_chain.push_back(running->version);
   chunk.in_flight++;
+  if (std::getenv("FFS_ENGINE_TRACE")) {
+    std::fprintf(stderr, "%zu: stage key %lu v%lu base %lu kind %d offset %u length %u now %d -> %zd bytes\n",
+                 h_.io->log().size(), key, op.version.update, op.base.update, static_cast<int>(op.kind),
+                 op.offset, op.length, op.commit_now, result ? static_cast<ssize_t>(result->size()) : -1);
+  }
   Running* raw = running.get();
   running_.push_back(std::move(running));
   h_.store->stage(&raw->stage);
@@ -196,6 +206,8 @@ void CrashRun::start_commit() {
   running->plain.done = Running::finished;
   bool wait = random_() % 2 == 0;
   Status done = h_.store->commit(kTargetId, key_of(key), version.version, wait ? &running->plain : nullptr);
+  if (std::getenv("FFS_ENGINE_TRACE"))
+    std::fprintf(stderr, "%zu: commit key %lu v%lu\n", h_.io->log().size(), key, version.version.update);
   if (!done.ok()) return fail("commit of a pending version failed");
   state.committed.reset();
   if (version.bytes != nullptr) state.committed = version;
@@ -239,6 +251,8 @@ void CrashRun::start_refusal() {
   }
   UpdateIdentity identity{ClientId(kClient), kChannelBase + static_cast<uint32_t>(key), chunk.sequence};
   state.retry = RetryEntry{chunk.sequence, key_of(key), version, RetryState::refused, ENOSPC};
+  if (std::getenv("FFS_ENGINE_TRACE"))
+    std::fprintf(stderr, "%zu: refuse key %lu v%lu\n", h_.io->log().size(), key, version.update);
   h_.store->refuse(kTargetId, key_of(key), version, identity, ChainId(3), ENOSPC, &running->plain);
   push_state(chunk, state);
   running->state = chunk.states.size() - 1;
