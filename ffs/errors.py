@@ -323,9 +323,7 @@ def error_of(
     return cls(message, filename, filename2)
 
 
-def error_of_status(
-    status: int, detail: int, message: str | None = None, filename: Name = None
-) -> FfsError:
+def error_of_status(status: int, detail: int, message: str | None = None, filename: Name = None) -> FfsError:
     """The error for (errno, detail) of a data reply; a detail that isn't known leaves the errno."""
     cls = CLASS_OF_DETAIL.get(detail)
     return error_of(status, message, filename) if cls is None else cls(message, filename)

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import struct
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from ffs import errors
 from ffs.proto import meta
@@ -35,6 +38,8 @@ from metadata.kv.contract import Conflict, Snapshot, Store, TooOld, Transaction,
 _log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
+# struct.error and OverflowError: a number that doesn't fit into a key or counter.
+FAILURES: Final = (OSError, msgspec.MsgspecError, struct.error, OverflowError)
 BATCH_PAGE: Final = 64  # entries of a batch in one transaction
 
 ReadOp = Callable[[Core, Any, Any], Awaitable[Message]]
@@ -163,8 +168,8 @@ class Namespace:
             return store.read_now(lambda snap: proof(core, snap, req, ident))
         except TrimPending:
             return None
-        except OSError as error:
-            return error_reply(error)
+        except FAILURES as error:
+            return error_reply(_as_error(error))
 
     async def handle(self, req: Message) -> Message:
         """The reply of any request; an error of it is an ErrorReply too."""
@@ -174,8 +179,8 @@ class Namespace:
                     return await self._dispatch(req)
                 except TrimPending as pending:
                     await finish(self.core, pending.ino)
-        except OSError as error:
-            return error_reply(error)
+        except FAILURES as error:
+            return error_reply(_as_error(error))
 
     async def _dispatch(self, req: Message) -> Message:
         core, kind = self.core, type(req)
@@ -374,5 +379,15 @@ async def _entry(work: Coroutine[Any, Any, Message]) -> Message | ErrorReply:
         return await work
     except (Conflict, TooOld, UnknownResult, errors.DeviceFailed, errors.ShutDown):
         raise
-    except errors.FfsError as error:
-        return error_reply(error)
+    except FAILURES as error:
+        return error_reply(_as_error(error))
+
+
+def _as_error(error: Exception) -> OSError:
+    """What may go wrong in an operation, as what is said of it."""
+    if isinstance(error, OSError):
+        return error
+    if isinstance(error, msgspec.MsgspecError):
+        _log.error("a record of the metadata store can't be read: %s", error)
+        return errors.Damaged(f"a record of the metadata store can't be read: {error}")
+    return errors.InvalidArgument(f"a number in the request is out of range: {error}")

@@ -20,6 +20,9 @@ async def setattr(core: Core, txn: Transaction, req: meta.SetAttr) -> meta.StatR
     creds, path, what = req.creds, req.path, req.what
     if what >> 5:
         raise errors.InvalidArgument(f"attributes {what:#x} aren't known to this version", path)
+    for name, number in (("uid", req.uid), ("gid", req.gid)):
+        if not 0 <= number < 0xFFFF_FFFF:
+            raise errors.InvalidArgument(f"{name} {number} is out of range", path)
     in_group = inode.gid == creds.gid or inode.gid in creds.groups
     changes: dict[str, int] = {}
     if what & SET_MODE:

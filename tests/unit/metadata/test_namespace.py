@@ -36,6 +36,7 @@ from ffs.proto.records import KV_EVICTABLE, KvParams
 from metadata.fs.chunks import EPOCH_MAX
 from metadata.fs.collector import Collector
 from metadata.fs.namespace import Namespace, format_store, read_header
+from metadata.fs.schema import inode_key
 from metadata.fs.sessions import SessionSweeper, fenced_clients
 from metadata.kv import open_store
 from metadata.kv.contract import Store, Transaction
@@ -1034,6 +1035,83 @@ def test_an_unknown_message_is_refused() -> None:
         reply = await w.namespace.handle(OkReply())
         assert isinstance(reply, ErrorReply)
         assert reply.code == errors.ProtocolError.code
+
+    run(test)
+
+
+def test_any_request_is_answered() -> None:
+    """Requests of every kind with fields drawn at random, odd numbers among them: an answer to each, nothing
+    raised, and the namespace works on."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    numbers = [0, 1, 2, 5, 63, 64, 17409, -1, 2**31, 2**40, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
+    paths = [
+        b"",
+        b"/",
+        b"/d",
+        b"/d/f",
+        b"/l",
+        b"/l/f",
+        b"/kv",
+        b"x",
+        b"/\0",
+        b"/d/",
+        b"/d/..",
+        b"/" + b"n" * 300,
+    ]
+
+    def draw(kind: Any) -> Any:
+        if kind is int:
+            return rng.choice(numbers)
+        if kind is bytes:
+            return rng.choice(paths)
+        if kind is bool:
+            return rng.random() < 0.5
+        if kind is str:
+            return rng.choice(["", "x" * 1000])
+        args = getattr(kind, "__args__", ())
+        if getattr(kind, "__origin__", None) is tuple:
+            return tuple(draw(args[0]) for _ in range(rng.randrange(4)))
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return kind(**{f.name: draw(f.type) for f in msgspec.structs.fields(kind) if f.name != "v"})
+        return draw(rng.choice([a for a in args if a is not type(None)])) if rng.random() < 0.7 else None
+
+    async def test(w: World) -> None:
+        await w.me(meta.MkDir(path=b"/d"))
+        await w.make(b"/d/f", 5000)
+        await w.me(meta.SymLink(path=b"/l", target=b"d"))
+        await w.me(meta.KvCreate(path=b"/kv", params=KvParams(4096)))
+        for _ in range(3000):
+            kind = rng.choice(list(meta.REPLY_OF))
+            request = draw(kind)
+            if kind is meta.SessionClose:
+                continue
+            if rng.random() < 0.8:
+                request = w.me.prepare(request)
+            reply = await w.me.send(request)
+            assert isinstance(reply, ErrorReply | meta.REPLY_OF[kind]), (request, reply)
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=meta.REPLIES) == reply
+        w.me.slot = 7
+        await w.me(meta.MkDir(path=b"/afterwards"))
+
+    run(test)
+
+
+def test_a_damaged_record_is_said_to_be_one() -> None:
+    async def test(w: World) -> None:
+        opened = await w.make(b"/f", 10)
+
+        async def body(txn: Transaction) -> None:
+            txn.set(inode_key(opened.ino), b"\xc1")
+
+        await w.store.run(body)
+        for request in (meta.Stat(path=b"/f"), meta.Unlink(path=b"/f"), meta.UnlinkMany(paths=(b"/f",))):
+            reply = await w.me.send(w.me.prepare(request))
+            if isinstance(reply, meta.UnlinkManyReply):
+                reply = reply.results[0]
+            assert isinstance(reply, ErrorReply)
+            assert reply.code == errors.Damaged.code
 
     run(test)
 
