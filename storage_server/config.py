@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,11 +54,11 @@ def parse_size(text: str) -> int:
 
 
 def parse_device(text: str, default_size: int) -> DeviceChoice:
-    """PATH or PATH:SIZE."""
-    path, colon, size = text.rpartition(":")
-    if colon and size[:1].isdigit() and "/" not in size:
-        return DeviceChoice(path, parse_size(size))
-    return DeviceChoice(text, default_size)
+    """PATH or PATH:SIZE. A path with a colon that exists is a path."""
+    match = re.fullmatch(r"(.+):([0-9]+[KMGT]?(?:i?B)?)", text, re.IGNORECASE | re.ASCII)
+    if match is None or os.path.exists(text):
+        return DeviceChoice(text, default_size)
+    return DeviceChoice(match[1], parse_size(match[2]))
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:

@@ -151,7 +151,7 @@ def test_addresses() -> None:
     assert address.parse_addresses("ffs://a:1,b:2,a:1") == (("a", 1), ("b", 2))
     assert address.parse_addresses("[::1]:7550") == (("::1", 7550),)
     assert address.format_address(("::1", 7550)) == "[::1]:7550"
-    for bad in ("", "ffs://", "host", "host:", ":1", "host:0", "host:70000", "a:1,,b:2", "::1:5", "h:１"):
+    for bad in ("", "ffs://", "host", "host:", ":1", "host:0", "host:70000", "a:1,,b:2", "::1:5", "h:\uff11"):
         with pytest.raises(InvalidArgument):
             address.parse_addresses(bad)
     assert [address.is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "h")] == [

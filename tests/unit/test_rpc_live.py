@@ -39,7 +39,7 @@ SECRET = b"s" * 32
 
 
 class Echo:
-    """Ping: at once. GetRouting: after wait_ms, cancellable. MkDir: a task. Stat: an error. StatMany: a fault."""
+    """Ping: at once. GetRouting: after wait_ms. MkDir: a task. Stat: an error. StatMany: a fault."""
 
     def __init__(self) -> None:
         self.cancelled = 0

@@ -1,0 +1,182 @@
+"""storage_server.chunk_work and metrics: steps against completions, and the text for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
+
+import numpy as np
+
+from ffs._native.ring import CQE_DTYPE, OP_LAST_CHUNK, OP_REMOVE, OP_REMOVE_RANGE, OP_SPACE_EPOCH, OP_TRUNCATE
+from ffs._native.server import ShardMetrics, TargetReport
+from ffs.errors import FfsError, StaleEpoch
+from ffs.proto.cluster import (
+    LastChunk,
+    LastChunkReply,
+    RaiseSpaceEpoch,
+    RemovePage,
+    RemovePageReply,
+    TruncateChunk,
+)
+from ffs.proto.common import Message, OkReply
+from storage_server.chunk_work import EPOCH_MAX, Operation, steps_of
+from storage_server.metrics import COUNTERS, GAUGES, MetricsServer, render
+
+SPACE = 77
+ENOENT, ESTALE, EIO = 2, 116, 5
+
+
+def key(index: int) -> bytes:
+    return SPACE.to_bytes(8, "big") + index.to_bytes(16, "big")
+
+
+def completion(result: int = 0, detail: int = 0, **fields: Any) -> Any:
+    row = np.zeros(1, dtype=CQE_DTYPE)[0]
+    row["result"], row["detail"] = result, detail
+    for name, value in fields.items():
+        row[name] = np.frombuffer(value, dtype="u1") if isinstance(value, bytes) else value
+    return row
+
+
+def drive(request: Any, answer: Any) -> tuple[list[Operation], Message]:
+    """Runs the steps; `answer(operation)` gives each completion."""
+    steps = steps_of(request)
+    asked = []
+    wanted = next(steps)
+    while True:
+        asked.append(wanted)
+        try:
+            wanted = steps.send(answer(wanted))
+        except StopIteration as done:
+            return asked, done.value
+
+
+def test_raise_epoch_is_a_maximum() -> None:
+    request = RaiseSpaceEpoch(chain=1, space=SPACE, epoch=4)
+    asked, reply = drive(request, lambda _: completion())
+    assert asked == [Operation(OP_SPACE_EPOCH, key(0), 0, 4)]
+    assert reply == OkReply()
+    assert drive(request, lambda _: completion(-ESTALE, 5))[1] == OkReply()
+    with pytest.raises(FfsError):
+        drive(request, lambda _: completion(-EIO))
+
+
+def test_truncate() -> None:
+    request = TruncateChunk(chain=1, key=key(3), length_bytes=10, epoch=2)
+    asked, reply = drive(request, lambda _: completion())
+    assert asked == [Operation(OP_TRUNCATE, key(3), 10, 2)]
+    assert reply == OkReply()
+    assert drive(request, lambda _: completion(-ENOENT))[1] == OkReply()
+    with pytest.raises(StaleEpoch):
+        drive(request, lambda _: completion(-ESTALE, 5))
+
+
+def test_last_chunk() -> None:
+    request = LastChunk(chain=1, space=SPACE)
+    _, reply = drive(request, lambda _: completion(key=key(9), chunk_length=123, value=4))
+    assert reply == LastChunkReply(key=key(9), length_bytes=123, chunks=4)
+    assert drive(request, lambda _: completion(-ENOENT))[1] == LastChunkReply(
+        key=b"", length_bytes=0, chunks=0
+    )
+
+
+def test_removing_a_space_asks_for_pages() -> None:
+    request = RemovePage(chain=1, space=SPACE, epoch=EPOCH_MAX, start=bytes(16))
+    asked, reply = drive(request, lambda _: completion(value=64, chunk_length=1))
+    assert asked == [Operation(OP_REMOVE_RANGE, key(0), 0, EPOCH_MAX)]
+    assert reply == RemovePageReply(removed=64, more=True)
+    assert drive(request, lambda _: completion(value=3))[1] == RemovePageReply(removed=3, more=False)
+    assert drive(request, lambda _: completion(-ENOENT))[1] == RemovePageReply(removed=0, more=False)
+
+
+class Chain:
+    """Chunks of a space, as a chain has them."""
+
+    def __init__(self, *indexes: int) -> None:
+        self.chunks = set(indexes)
+        self.raced = False
+
+    def __call__(self, wanted: Operation) -> Any:
+        if wanted.op == OP_LAST_CHUNK:
+            if not self.chunks:
+                return completion(-ENOENT)
+            return completion(key=key(max(self.chunks)), chunk_length=1, value=len(self.chunks))
+        assert wanted.op == OP_REMOVE
+        assert wanted.epoch == 6
+        index = int.from_bytes(wanted.key[8:], "big")
+        if index in self.chunks:
+            self.chunks.remove(index)
+            return completion()
+        return completion(-ENOENT)
+
+
+def test_cutting_a_tail_goes_down_to_its_start() -> None:
+    chain = Chain(1, 5, 9, 200)
+    request = RemovePage(chain=1, space=SPACE, epoch=6, start=(5).to_bytes(16, "big"))
+    _, reply = drive(request, chain)
+    assert reply == RemovePageReply(removed=3, more=False)
+    assert chain.chunks == {1}
+    assert drive(request, chain)[1] == RemovePageReply(removed=0, more=False)
+    assert drive(request, Chain())[1] == RemovePageReply(removed=0, more=False)
+    chain = Chain(*range(20))
+    request.limit = 7
+    assert drive(request, chain)[1] == RemovePageReply(removed=7, more=True)
+    assert chain.chunks == set(range(13))
+
+
+def shard(**fields: int) -> ShardMetrics:
+    return ShardMetrics(**{name: fields.get(name, 0) for name in ShardMetrics.__slots__})
+
+
+def report(target: int, state: int) -> TargetReport:
+    return TargetReport(
+        **{name: 0 for name in TargetReport.__slots__} | {"target": target, "state": state, "used_bytes": 9}  # type: ignore[arg-type]
+    )
+
+
+def test_metrics_text() -> None:
+    text = render(
+        [shard(reads=7, longest_step_us=1500), shard(reads=8)],
+        [report(3, 1), report(4, 0)],
+        {"ffs_node": 2.0},
+    )
+    assert 'ffs_reads_total{shard="0"} 7\nffs_reads_total{shard="1"} 8\n' in text
+    assert 'ffs_longest_step_seconds{shard="0"} 0.0015' in text
+    assert 'ffs_target_state{target="3",chain="0"} 1' in text
+    assert "ffs_node 2\n" in text
+    names = set()
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="\d+"(,\w+="\d+")*\})? [0-9.e+-]+', line), line
+        if line.startswith("# TYPE"):
+            assert line.split()[2] not in names
+            names.add(line.split()[2])
+    assert set(COUNTERS) | set(GAUGES) == set(ShardMetrics.__slots__)
+
+
+def test_metrics_server_answers_and_refuses() -> None:
+    async def ask(address: tuple[str, int], request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    async def main() -> None:
+        async with MetricsServer(("127.0.0.1", 0), lambda: "ffs_x 1\n") as server:
+            found = await ask(server.address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert found.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert found.endswith(b"\r\n\r\nffs_x 1\n")
+            assert (await ask(server.address, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404")
+            assert (await ask(server.address, b"POST /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404")
+            assert await ask(server.address, b"x" * 20_000) == b""
+            with pytest.raises(OSError, match="can't serve metrics"):
+                async with MetricsServer(server.address, str):
+                    pass
+
+    asyncio.run(main())
