@@ -41,7 +41,8 @@ and the chain by its worst member (down the table), with a live proposal or with
     CURRENT and READY           impossible           wait until they persist
     READY (all of them)         impossible           record
 
-A proposal is live while every member still has the incarnation that it was made for. A manager that
+A proposal is live while it is above the recorded version (a record that has just become visible may
+be seen before its transaction has returned) and every member has the incarnation that it was made for. A manager that
 sees a version of a later term than its own does nothing: its time is over. Recovery of
 a replica that is WIPED or STALE is not built yet: such a chain stays offline and says why.
 """
@@ -150,6 +151,8 @@ def decide(
     check(chain)
     assert len(reports) == len(chain.members), (chain, reports)
     recorded: Version = (chain.term, chain.counter)
+    if proposal is not None and proposal.version <= recorded:
+        proposal = None  # spent: it has been recorded, by us or over our head
     live = proposal if proposal is not None and _is_live(proposal, reports) else None
     members = tuple(classify(chain, at, report, live) for at, report in enumerate(reports))
     worst = min(members)

@@ -186,6 +186,19 @@ def test_late_persisting_of_a_superseded_proposal_starts_no_race() -> None:
     assert (decision.action, decision.moving) == (Action.NONE, True)
 
 
+def test_a_record_that_is_seen_before_its_transaction_returns() -> None:
+    """Found by `ffs up`, one start in four: the proposal that was just recorded is spent, not live."""
+    chain = record(6, incarnations=(1, 2, 1), term=3)
+    reports = [
+        report(0, (3, 6), here=True, acts=(2, 5)),
+        report(1, (3, 6), here=True, incarnation=2),
+        report(2, (3, 6), here=True, acts=(2, 5)),
+    ]
+    decision = decide(chain, reports, PROPOSAL, TERM)
+    assert (decision.action, decision.moving) == (Action.NONE, True)
+    assert "taking up version 3.6" in decision.reason
+
+
 def test_a_deposed_manager_does_nothing() -> None:
     reports = [report(0, (9, 6), here=True), current(1), current(2)]
     assert decide(record(), reports, None, 3).action is Action.NONE
