@@ -57,8 +57,8 @@ class Iov:
 
     numa: the node that it lies on, None for any. hugepages: 2 MiB pages, which must be reserved; data
     then takes one more copy on its way (docs/ring.md). Raises InvalidArgument, or FfsError with ENOMEM.
-    Any thread. Closing it (or leaving `with`) fails with Busy while requests or views use the memory;
-    without close it goes when the last view goes.
+    Any thread. `close` fails with Busy while requests or views use the memory; after leaving `with`, or
+    without close, the memory goes when the last of them does.
     """
 
     def __init__(self, size: int, numa: int | None = None, hugepages: bool = False) -> None:
@@ -127,7 +127,7 @@ class Iov:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._root = None  # what still uses the memory keeps it
 
     def __len__(self) -> int:
         return self._size

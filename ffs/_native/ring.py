@@ -148,6 +148,7 @@ class NativeClient:
         tcp_congestion: str | None = None,
     ) -> None:
         self._raw: Any = None
+        self.client_id = client_id
         if transport not in _TRANSPORTS:
             raise InvalidArgument(f"transport {transport!r}: give one of {', '.join(_TRANSPORTS)}")
         if len(cluster) != 16:
