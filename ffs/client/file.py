@@ -213,20 +213,27 @@ class File(io.RawIOBase):
         if offset >= handle.length:
             handle.look()
         left = max(handle.length - offset, 0)
-        whole = bytearray(left if size is None else min(left, size))
-        done = self.pread_into(whole, offset) if whole else 0
-        if done < len(whole):
-            return bytes(memoryview(whole)[:done])  # truncated meanwhile
-        if size is not None or not done:
-            return bytes(whole)
+        whole = self._read_exactly(offset, left if size is None else min(left, size))
+        if size is not None or len(whole) < left or not whole:
+            return whole
         parts = [whole]
         while True:  # what was appended meanwhile
+            offset += len(parts[-1])
             more = bytearray(READ_BUFFER_BYTES)
-            count = handle.read_at(offset + done, _writable_bytes(more))
+            count = handle.read_at(offset, _writable_bytes(more))
             if count == 0:
-                return bytes(whole) if len(parts) == 1 else b"".join(parts)
-            parts.append(more if count == len(more) else more[:count])
-            done += count
+                return whole if len(parts) == 1 else b"".join(parts)
+            parts.append(bytes(more[:count]))
+
+    def _read_exactly(self, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer if the file was truncated meanwhile."""
+        # BytesIO gives up the bytes object that it was filled in without a copy.
+        whole = io.BytesIO(bytes(size))
+        view = whole.getbuffer()
+        done = self.pread_into(view, offset)  # if it raises, its frames still hold the view: no `with`
+        view.release()
+        whole.truncate(done)
+        return whole.getvalue()
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -268,6 +275,10 @@ class File(io.RawIOBase):
     def note_written(self, end: int, epoch: int | None = None) -> None:
         """Ring requests have written up to byte `end`: the next flush publishes it."""
         self._open_file.note_written(end, self._open_file.epoch if epoch is None else epoch)
+
+    def note_failed(self) -> None:
+        """A ring request that writes has failed or was given up: the service is told at close."""
+        self._open_file.note_failed()
 
     def truncate(self, size: int | None = None, /) -> int:
         """Set the length (None: the position), published at once. The position stays. Blocking."""

@@ -51,6 +51,7 @@ class OpenFile:
         self._session_core: Core | None = None
         self._handle = 0
         self._unreported_end = 0
+        self._doubtful = False
         self._grant: tuple[bytes, int] = (b"", 0)
         self._native_id = 0
         self._placement: Placement | None = None
@@ -179,8 +180,12 @@ class OpenFile:
             try:
                 transfer.write(session.rings, session, extent, offset, data)
             except FfsError as error:
+                self._doubtful = True
                 self._mend(error, session)
                 continue
+            except BaseException:
+                self._doubtful = True
+                raise
             self.note_written(offset + len(data), extent.epoch)
             return
         raise Overloaded("the file is truncated faster than it can be written", self.path)
@@ -191,6 +196,10 @@ class OpenFile:
             if epoch == self.epoch:
                 self._unreported_end = max(self._unreported_end, end)
                 self.length = max(self.length, end)
+
+    def note_failed(self) -> None:
+        """A write failed or was given up: chunks beyond the reported length may hold some of it."""
+        self._doubtful = True
 
     def reserve(self, length: int) -> int:
         """Reserve `length` bytes at the end for one append; returns their offset. Blocking."""
@@ -248,7 +257,9 @@ class OpenFile:
         if end == 0 or not self.writing:
             return
         session = self._live()
-        request = meta.Fsync(ino=self.ino, handle=self._handle, epoch=self.epoch, length=end)
+        request = meta.Fsync(
+            ino=self.ino, handle=self._handle, epoch=self.epoch, length=end, doubtful=self._doubtful
+        )
         reply = session.call(request, meta.LengthReply)
         if not reply.merged:
             self._take_epoch(session)
@@ -296,7 +307,14 @@ class OpenFile:
 
     def _end(self, session: Session, handle: int) -> None:
         end = self._unreported_end
-        request = meta.Close(ino=self.ino, handle=handle, epoch=self.epoch, length=end, written=end > 0)
+        request = meta.Close(
+            ino=self.ino,
+            handle=handle,
+            epoch=self.epoch,
+            length=end,
+            written=end > 0,
+            doubtful=self._doubtful,
+        )
         try:
             session.call(request, meta.LengthReply)
         except Fenced as error:
