@@ -155,11 +155,11 @@ void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
       staged(done.pending, outcome, done.commit_now);
       break;
     case Op::Kind::refuse:
-      if (done.pending != nullptr) {
-        refuse_durable(done.pending, outcome);
-      } else if (outcome != Outcome::ok) {
-        fail(Reason::device_failed);
-      }
+      refuse_durable(done.pending, outcome);
+      break;
+    case Op::Kind::drop:
+      drops_--;
+      if (outcome != Outcome::ok) fail(Reason::device_failed);
       break;
     case Op::Kind::read:
       read_done(done.request, outcome);

@@ -162,7 +162,18 @@ struct EpochChange {
 
 // What an OpId stands for.
 struct Op {
-  enum class Kind : uint8_t { fetch_for_request, fetch, stage, refuse, read, question, load, epoch, chain };
+  enum class Kind : uint8_t {
+    fetch_for_request,
+    fetch,
+    stage,
+    refuse,
+    drop,
+    read,
+    question,
+    load,
+    epoch,
+    chain
+  };
   Kind kind = Kind::stage;
   bool commit_now = false;
   Request* request = nullptr;  // or null: nobody waits any more
@@ -378,9 +389,10 @@ class Replica::Machine {
   uint32_t my_index_ = 0;
   Phase phase_ = Phase::offline;
   Reason reason_ = Reason::no_configuration;
-  uint64_t counter_ = 0;  // of the head, in config_.version
-  Version floor_;         // from the predecessor
-  uint32_t unreconciled_ = 0;
+  uint64_t counter_ = 0;               // of the head, in config_.version
+  Version floor_;                      // from the predecessor
+  uint32_t unreconciled_ = 0;          // chunks
+  uint32_t drops_ = 0;                 // Refuse effects of dropped pendings under way
   bool reconciled_ = false;            // our pendings are a part of the predecessor's
   bool successor_reconciled_ = false;  // the same, of the successor
   bool resent_received_ = false;

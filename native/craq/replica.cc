@@ -663,7 +663,7 @@ void Replica::Machine::begin(uint64_t now_ms, Effects& out) {
 
 void Replica::Machine::finish() {
   run();
-  if (phase_ == Phase::reconciling && unreconciled_ == 0) become_reconciled();
+  if (phase_ == Phase::reconciling && unreconciled_ == 0 && drops_ == 0) become_reconciled();
   maybe_serve();
   run();
   out_ = nullptr;

@@ -213,11 +213,13 @@ void Replica::Machine::settle(Chunk* c) {
   }
 }
 
-// Given up: nobody has committed it, nor told a client that it was done.
+// Given up: nobody has committed it, nor told a client that it was done. Durable before we are
+// reconciled, so that it can't come back once the chain has gone on without it.
 void Replica::Machine::drop(Pending* p) {
   p->outcome = Outcome::dropped;
   if (p->disk == Pending::Disk::staged) {
-    OpId op = new_op(Op::Kind::refuse, nullptr, nullptr);
+    drops_++;
+    OpId op = new_op(Op::Kind::drop, nullptr, nullptr);
     out_->push_back(Refuse{op, p->update.key, p->version(), p->update.identity, Outcome::dropped});
   }
   resolve(p, Pending::State::refused);
