@@ -11,7 +11,7 @@
 using namespace ffs::engine;
 using namespace ffs::engine::testing;
 
-TEST_CASE("after a power cut at any event acknowledged updates are there, others whole or not at all") {
+TEST_CASE("crash at any event: acknowledged updates are there, others whole or not at all") {
   uint64_t first = 1, seeds = 6;
   if (const char* text = std::getenv("FFS_ENGINE_SEED")) first = std::strtoull(text, nullptr, 10), seeds = 1;
   for (uint64_t seed = first; seed < first + seeds; seed++) {
@@ -31,7 +31,7 @@ TEST_CASE("after a power cut at any event acknowledged updates are there, others
   }
 }
 
-TEST_CASE("the same while the journal wraps and snapshots follow each other") {
+TEST_CASE("crash while the journal wraps and snapshots follow each other") {
   CrashOptions options;
   options.seed = 101;
   options.operations = 900;
@@ -60,25 +60,25 @@ int noticed(const Mutants& mutants, uint64_t operations) {
 
 }  // namespace
 
-TEST_CASE("mutant: acknowledging without a flush is noticed") {
+TEST_CASE("crash mutant: acknowledging without a flush is noticed") {
   Mutants mutants;
   mutants.acknowledge_without_flush = true;
   CHECK(noticed(mutants, 30) > 0);
 }
 
-TEST_CASE("mutant: replay without verification is noticed") {
+TEST_CASE("crash mutant: replay without verification is noticed") {
   Mutants mutants;
   mutants.replay_without_verification = true;
   CHECK(noticed(mutants, 60) > 0);
 }
 
-TEST_CASE("mutant: reusing a slot before the flush is noticed") {
+TEST_CASE("crash mutant: reusing a slot before the flush is noticed") {
   Mutants mutants;
   mutants.reuse_slot_before_flush = true;
   CHECK(noticed(mutants, 80) > 0);
 }
 
-TEST_CASE("soak: new seeds until the time is over") {
+TEST_CASE("crash soak: new seeds until the time is over") {
   const char* text = std::getenv("FFS_SOAK_SECONDS");
   if (text == nullptr) return;
   auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::strtol(text, nullptr, 10));

@@ -53,8 +53,8 @@ void CrashRun::fail(const std::string& text) {
                std::to_string(options_.prefix_stride) + (options_.all_kinds ? " all kinds: " : ": ") + text;
 }
 
-void CrashRun::push_state(ModelChunk& chunk, ModelState state, const std::vector<size_t*>&) {
-  state.queued_at = h_.io->log().size();
+void CrashRun::push_state(ModelChunk& chunk, ModelState state, size_t queued_at) {
+  state.queued_at = queued_at;
   state.acknowledged_at = SIZE_MAX;
   chunk.states.push_back(std::move(state));
 }
@@ -156,7 +156,7 @@ bool CrashRun::start_update() {
 }
 
 // Which updates have had their records queued since the last look.
-void CrashRun::poll_queued() {
+void CrashRun::poll_queued(size_t before) {
   for (auto& running : running_) {
     if (running->kind != Running::update || running->queued) continue;
     const StageOp& op = running->stage;
@@ -186,7 +186,7 @@ void CrashRun::poll_queued() {
       while (!chain.empty() && chain.front().version <= op.version) chain.erase(chain.begin());
       if (chain.empty() && running->version.bytes == nullptr) chunk.planned = {};
     }
-    push_state(chunk, state);
+    push_state(chunk, state, before);
     running->state = chunk.states.size() - 1;
   }
 }
@@ -218,7 +218,7 @@ void CrashRun::start_commit() {
   auto& chain = chunk.planned_chain;
   while (!chain.empty() && chain.front().version <= version.version) chain.erase(chain.begin());
   if (chain.empty() && version.bytes == nullptr) chunk.planned = {};
-  push_state(chunk, state);
+  push_state(chunk, state, h_.io->log().size());
   running->state = chunk.states.size() - 1;
   running->queued = true;
   if (wait) running_.push_back(std::move(running));
@@ -254,7 +254,7 @@ void CrashRun::start_refusal() {
   if (std::getenv("FFS_ENGINE_TRACE"))
     std::fprintf(stderr, "%zu: refuse key %lu v%lu\n", h_.io->log().size(), key, version.update);
   h_.store->refuse(kTargetId, key_of(key), version, identity, ChainId(3), ENOSPC, &running->plain);
-  push_state(chunk, state);
+  push_state(chunk, state, h_.io->log().size());
   running->state = chunk.states.size() - 1;
   running->queued = true;
   running_.push_back(std::move(running));
@@ -307,8 +307,10 @@ void CrashRun::start_read() {
 void CrashRun::step() {
   h_.clock_us += 200;
   if (random_() % 4 == 0) h_.store->tick(h_.clock_us);
+  // A record that is seen after the pass may have been queued, and its block started, within it.
+  size_t before = h_.io->log().size();
   h_.io->run_once(0);
-  poll_queued();
+  poll_queued(before);
   for (auto& running : running_) {
     if (!running->done) continue;
     if (running->kind == Running::read) {

@@ -75,13 +75,13 @@ class CrashRun {
   struct Running;
   void operate();
   void step();
-  void poll_queued();
+  void poll_queued(size_t before);
   bool start_update();
   void start_commit();
   void start_refusal();
   void start_read();
   void start_counter();
-  void push_state(ModelChunk& chunk, ModelState state, const std::vector<size_t*>& waiting = {});
+  void push_state(ModelChunk& chunk, ModelState state, size_t queued_at);
   std::string check_crash(io::SimImage image, size_t prefix, const char* kind);
   std::string check_state(Harness& h, uint64_t key, size_t prefix, size_t* matched);
   std::string check_counters(Harness& h, size_t prefix);
