@@ -23,7 +23,6 @@ from ffs._native.iov import Iov, IovSlice
 from ffs._native.ring import (
     OP_READ,
     OP_WRITE,
-    SQE_DTYPE,
     SQE_ZERO_FILL,
     WAIT_NEEDS_CAPABILITY,
     WAIT_NEEDS_ROUTING,
@@ -31,8 +30,9 @@ from ffs._native.ring import (
     RingStats,
     error_of_cqe,
 )
+from ffs.client.ior_cut import Ints, cut, cut_inside
+from ffs.client.ior_table import Table
 from ffs.errors import FfsError, InvalidArgument, NotFound, RingFull
-from ffs.layout import chunk_slices_array, file_chunk_keys
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -42,6 +42,7 @@ __all__ = ["Completion", "Ior"]
 
 # While requests wait for routing that nobody has yet, it is asked for this often.
 _ROUTING_POLL_S: Final = 0.25
+_NO_INTS: Final = np.zeros(0, dtype=np.int64)
 
 
 class Completion(NamedTuple):
@@ -73,13 +74,8 @@ class Ior:
         self.entries = entries
         self.depth = depth
         self._ring = Ring(client.native, entries)
-        # By number of a request (its native userdata): what to tell when it is over.
-        self._free = list(range(entries - 1, -1, -1))
-        self._userdata = np.zeros(entries, dtype=np.uint64)
-        self._end = np.zeros(entries, dtype=np.int64)
-        self._epoch = np.zeros(entries, dtype=np.int64)
-        self._file = np.full(entries, None, dtype=object)
-        self._iov = np.full(entries, None, dtype=object)
+        self._op, self._flags = (OP_READ, SQE_ZERO_FILL) if kind == "read" else (OP_WRITE, 0)
+        self._table = Table(entries)
         self._prepared = 0
         self._empty: list[int] = []  # userdata of reads at or beyond the end: done at once
         self._poll_routing = False
@@ -120,8 +116,8 @@ class Ior:
                 "give as many of each"
             )
         if not isinstance(files, Sequence):
+            which = _NO_INTS
             files = [_raw(files)]
-            which = np.zeros(len(at), dtype=np.int64)
         else:
             if len(files) != len(at):
                 raise InvalidArgument(f"{len(files)} files for {len(at)} offsets: give one, or as many")
@@ -130,115 +126,76 @@ class Ior:
             return 0
         self._check(files, at, to, size, len(iov))
         if self.kind == "read":
-            known = np.array([file.size for file in files], dtype=np.int64)[which]
-            size = np.clip(known - at, 0, size)
-        return self._take(files, which, at, iov, to, size, user)
+            known = (
+                files[0].size
+                if len(files) == 1
+                else np.array([file.size for file in files], dtype=np.int64)[which]
+            )
+            size = np.minimum(size, np.maximum(known - at, 0))
+        taken = None
+        if len(files) == 1:
+            taken = self._take_inside(files[0], at, iov, to, size, user)
+        if taken is None:
+            taken = self._take(files, which, at, iov, to, size, user)
+        if self.depth and self._prepared >= self.depth:
+            self.submit()
+        return taken
 
-    def _check(
-        self,
-        files: Sequence[File],
-        at: NDArray[np.int64],
-        to: NDArray[np.int64],
-        size: NDArray[np.int64],
-        room: int,
-    ) -> None:
+    def _check(self, files: Sequence[File], at: Ints, to: Ints, size: Ints, room: int) -> None:
         for file in files:
             if not (file.readable() if self.kind == "read" else file.writable()):
                 raise InvalidArgument(f"{file.name!r} isn't open for a ring of kind {self.kind!r}", file.name)
+        if min(at.min(), to.min(), size.min() - 1) >= 0 and size.max() <= room and (to + size).max() <= room:
+            return
         bad = (at < 0) | (size < 1) | (to < 0) | (to > room) | (size > room - to)
-        if bad.any():
-            i = int(np.argmax(bad))
-            raise InvalidArgument(
-                f"request {i}: {size[i]} bytes at {at[i]} of the file and at {to[i]} of an Iov of {room} "
-                "bytes; give at least one byte, inside the Iov"
-            )
+        i = int(np.argmax(bad))
+        raise InvalidArgument(
+            f"request {i}: {size[i]} bytes at {at[i]} of the file and at {to[i]} of an Iov of {room} "
+            "bytes; give at least one byte, inside the Iov"
+        )
+
+    def _take_inside(self, file: File, at: Ints, iov: Iov, to: Ints, size: Ints, user: Ints) -> int | None:
+        """Requests of one file that each lie in one chunk: the short way. None: they don't."""
+        sqes = cut_inside(file, self._op, self._flags, at, iov.handle, to, size)
+        if sqes is None:
+            return None
+        numbers = self._table.offer(len(at))
+        sqes = sqes[: len(numbers)]
+        sqes["userdata"] = numbers
+        taken = self._ring.prepare(sqes)
+        self._table.take(numbers[:taken], user[:taken], (at + size)[:taken], [file], _NO_INTS, iov)
+        self._prepared += taken
+        return taken
 
     def _take(
-        self,
-        files: Sequence[File],
-        which: NDArray[np.int64],
-        at: NDArray[np.int64],
-        iov: Iov,
-        to: NDArray[np.int64],
-        size: NDArray[np.int64],
-        user: NDArray[np.int64],
+        self, files: list[File], which: Ints, at: Ints, iov: Iov, to: Ints, size: Ints, user: Ints
     ) -> int:
-        sqes, first, counts = self._cut(files, which, at, iov, to, size)
-        if counts.max(initial=0) > self.entries:
+        if len(which) == 0:
+            which = np.zeros(len(at), dtype=np.int64)
+        sqes, first, counts = cut(files, which, self._op, self._flags, at, iov.handle, to, size)
+        if counts.max() > self.entries:
             i = int(np.argmax(counts))
             raise InvalidArgument(
                 f"request {i} spans {counts[i]} chunks, the ring has {self.entries} entries: "
                 "give it more, or cut the request"
             )
         # Reads of nothing are done at once; they need no number.
-        wanted = int((counts > 0).sum())
-        numbers = np.array(self._free[-wanted:][::-1] if wanted else [], dtype=np.int64)
-        if len(numbers) < wanted:  # the rest surely finds the ring full
-            last = int(np.flatnonzero(counts > 0)[len(numbers)])
-            at, to, size, user, which = at[:last], to[:last], size[:last], user[:last], which[:last]
-            sqes, first, counts = sqes[: first[last]], first[:last], counts[:last]
-        number_of = np.full(len(at), -1, dtype=np.int64)
-        number_of[counts > 0] = numbers
-        heads = first[counts > 0]
-        sqes["userdata"][heads] = numbers
-        taken_sqes = self._ring.prepare(sqes) if len(sqes) else 0
-        end_of = first + counts
-        taken = int(np.searchsorted(end_of, taken_sqes, side="right"))
-        used = number_of[:taken]
-        mine = used[used >= 0]
-        if len(mine):
-            del self._free[-len(mine) :]
-            some = used >= 0
-            self._userdata[mine] = user[:taken][some].astype(np.uint64)
-            self._end[mine] = (at + size)[:taken][some]
-            handles = np.empty(len(files), dtype=object)
-            handles[:] = files
-            self._file[mine] = handles[which[:taken][some]]
-            self._epoch[mine] = np.array([file.epoch for file in files], dtype=np.int64)[which[:taken][some]]
-            kept = np.empty(1, dtype=object)
-            kept[0] = iov  # as itself: numpy would take a sequence apart
-            self._iov[mine] = kept
-        self._empty += [int(u) for u in user[:taken][used < 0]]
-        self._prepared += len(mine)
-        if self.depth and self._prepared >= self.depth:
-            self.submit()
+        real = np.flatnonzero(counts > 0)
+        numbers = self._table.offer(len(real))
+        if len(numbers) < len(real):  # the rest surely finds the ring full
+            sqes = sqes[: first[real[len(numbers)]]]
+            real = real[: len(numbers)]
+        sqes["userdata"][first[real]] = numbers
+        taken_sqes = self._ring.prepare(sqes)
+        taken = int(np.searchsorted(first + counts, taken_sqes, side="right"))
+        if len(numbers) < int((counts > 0).sum()):
+            taken = min(taken, int(np.flatnonzero(counts > 0)[len(numbers)]))
+        real = real[real < taken]
+        numbers = numbers[: len(real)]
+        self._table.take(numbers, user[real], (at + size)[real], files, which[real], iov)
+        self._empty += [int(u) for u in user[:taken][counts[:taken] == 0]]
+        self._prepared += len(real)
         return taken
-
-    def _cut(
-        self,
-        files: Sequence[File],
-        which: NDArray[np.int64],
-        at: NDArray[np.int64],
-        iov: Iov,
-        to: NDArray[np.int64],
-        size: NDArray[np.int64],
-    ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-        """The entries of all requests in order, each request's first entry, and how many it has."""
-        chunk_size = np.array([file.placement.layout.chunk_size for file in files], dtype=np.int64)[which]
-        counts = np.where(size > 0, (at + size - 1) // chunk_size - at // chunk_size + 1, 0)
-        first = np.cumsum(counts) - counts
-        sqes = np.zeros(int(counts.sum()), dtype=SQE_DTYPE)
-        sqes["op"] = OP_READ if self.kind == "read" else OP_WRITE
-        sqes["flags"] = SQE_ZERO_FILL if self.kind == "read" else 0
-        sqes["iov"] = iov.handle
-        for number, file in enumerate(files):
-            mine = np.flatnonzero(which == number) if len(files) > 1 else np.arange(len(at))
-            cut = chunk_slices_array(file.placement.layout.chunk_size, at[mine], size[mine])
-            request = mine[cut.request]
-            begins = np.cumsum(counts[mine]) - counts[mine]
-            rows = first[request] + np.arange(len(request)) - begins[cut.request]
-            keys = np.empty((len(request), 24), dtype=np.uint8)
-            keys[:, :8] = np.frombuffer(file.inode.to_bytes(8, "big"), dtype=np.uint8)
-            keys[:, 8:] = file_chunk_keys(cut.chunk)
-            sqes["key"][rows] = keys
-            sqes["chain"][rows] = file.placement.chains_of_indexes(cut.chunk)
-            sqes["capability"][rows] = file.capability
-            sqes["space_epoch"][rows] = file.epoch
-            sqes["offset"][rows] = cut.offset
-            sqes["length"][rows] = cut.length
-            sqes["iov_offset"][rows] = to[request] + cut.position
-        sqes["group"][first[counts > 0]] = counts[counts > 0]
-        return sqes, first, counts
 
     # --- submitting, waiting ----------------------------------------------------------------
 
@@ -291,25 +248,16 @@ class Ior:
                 self._renew()
             if events & WAIT_NEEDS_ROUTING or (self._poll_routing and len(cqes) == 0):
                 self._poll_routing = not self._refresh()
-            busy = len(self._free) < self.entries
-            if least == 0 or not busy or (until is not None and time.monotonic() >= until):
+            if least == 0 or not self._table.busy or (until is not None and time.monotonic() >= until):
                 break
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else cqes
 
     def _settle(self, cqes: NDArray[Any]) -> NDArray[Any]:
         """Puts the caller's userdata in place and tells files how far they were written."""
         numbers = cqes["userdata"].astype(np.int64)
-        cqes["userdata"] = self._userdata[numbers]
         if self.kind == "write":
-            done = numbers[cqes["result"] >= 0]
-            for file in {id(f): f for f in self._file[done]}.values():
-                own = done[self._file[done] == file]
-                epochs = self._epoch[own]
-                for epoch in np.unique(epochs):
-                    file.note_written(int(self._end[own[epochs == epoch]].max()), int(epoch))
-        self._file[numbers] = None
-        self._iov[numbers] = None
-        self._free += numbers.tolist()
+            self._table.note_written(numbers[cqes["result"] >= 0])
+        cqes["userdata"] = self._table.settle(numbers)
         return cqes
 
     def _refresh(self) -> bool:
@@ -321,7 +269,7 @@ class Ior:
 
     def _renew(self) -> None:
         # A refusal shows in the requests: they end with CapabilityExpired at their deadline.
-        for file in {id(f): f for f in self._file if f is not None}.values():
+        for file in self._table.files():
             try:
                 self.client.renew_capability(file.capability)
             except FfsError:
@@ -329,11 +277,11 @@ class Ior:
 
     def cancel(self, userdata: int) -> None:
         """Requests with this userdata complete with Cancelled, or as they would have. NotFound: none."""
-        live = [i for i in np.flatnonzero(self._userdata == np.uint64(userdata)) if self._file[i] is not None]
+        live = self._table.find(userdata)
         if not live:
             raise NotFound(f"no request of this ring has the userdata {userdata}")
         for number in live:
-            self._ring.cancel(int(number))
+            self._ring.cancel(number)
 
     def fileno(self) -> int:
         """For poll loops: readable when wait(0) would make progress. The ring's own; don't close it."""
@@ -345,8 +293,7 @@ class Ior:
     def close(self) -> None:
         """Cancels what is in flight; returns when no server can touch a buffer any more. Idempotent."""
         self._ring.close()
-        self._file[:] = None
-        self._iov[:] = None
+        self._table.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -357,11 +304,11 @@ class Ior:
         self.close()
 
 
-def _whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
-    out = np.atleast_1d(np.asarray(values))
-    if out.ndim != 1 or (out.size and out.dtype.kind not in "iu"):
+def _whole_numbers(values: ArrayLike, what: str) -> Ints:
+    out = np.asarray(values)
+    if out.ndim != 1 or (out.dtype.kind not in "iu" and out.size):
         raise InvalidArgument(f"{what}: give a one-dimensional array of whole numbers")
-    return out.astype(np.int64)
+    return out.astype(np.int64, copy=False)
 
 
 def _raw(file: Any) -> File:
@@ -370,7 +317,7 @@ def _raw(file: Any) -> File:
     return bottom
 
 
-def _distinct(files: Sequence[File]) -> tuple[list[File], NDArray[np.int64]]:
+def _distinct(files: Sequence[File]) -> tuple[list[File], Ints]:
     """The different files, and which of them each request is for."""
     known: dict[int, int] = {}
     out: list[File] = []

@@ -14,9 +14,10 @@ import pytest
 
 from ffs import errors
 from ffs._native.iov import Iov
-from ffs._native.ring import NativeClient
+from ffs._native.ring import OP_READ, OP_WRITE, SQE_ZERO_FILL, NativeClient
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.client.ior import Ior
+from ffs.client.ior_cut import cut, cut_inside
 from ffs.layout import Layout, Placement, chunk_slices, file_chunk_key
 
 CHUNK = 1 << 20
@@ -187,15 +188,10 @@ def test_reads_at_the_end_are_done_at_once_and_reads_over_it_are_cut(
         assert ior.prepare_many(file, [CHUNK + 5, 10**9], iov, [0, 0], [4096, 1], [3, 4]) == 2
         done = ior.wait(1, 0)
         assert [(c.userdata, c.result, c.error) for c in done] == [(3, 0, None), (4, 0, None)]
-        _, _, counts = ior._cut(
-            [file],
-            np.zeros(1, dtype=np.int64),
-            np.array([CHUNK - 1]),
-            iov,
-            np.array([0]),
-            np.array([6]),
-        )
-        assert counts.tolist() == [2]
+        assert ior.prepare_many(file, [CHUNK - 1, CHUNK + 5, 0], iov, [0, 0, 0], [100, 1, 2]) == 3
+        assert ior.wait(3, 1)[0].result == 0
+        assert ior.submit() == 0
+        assert ior.stats().submitted == 3  # two chunks, none, one
 
 
 def test_requests_are_cut_as_the_scalar_layout_says(client: PlainClient, file: PlainFile, iov: Iov) -> None:
@@ -214,8 +210,7 @@ def test_requests_are_cut_as_the_scalar_layout_says(client: PlainClient, file: P
     at = rng.integers(0, 20 * CHUNK, n)
     size = rng.integers(1, 4 * CHUNK, n)
     to = rng.integers(0, 4 * CHUNK, n)
-    with ring(client, entries=4096, kind="write") as ior:
-        sqes, first, counts = ior._cut(files, which, at, iov, to, size)
+    sqes, first, counts = cut(files, which, OP_WRITE, 0, at, iov.handle, to, size)
     row = 0
     for i in range(n):
         target = files[int(which[i])]
@@ -231,6 +226,23 @@ def test_requests_are_cut_as_the_scalar_layout_says(client: PlainClient, file: P
             assert (sqe["capability"], sqe["space_epoch"]) == (target.capability, target.epoch)
             row += 1
     assert row == len(sqes)
+
+
+def test_the_short_way_of_cutting_equals_the_long_one(file: PlainFile, iov: Iov) -> None:
+    rng = np.random.default_rng(99)
+    n = 500
+    at = rng.integers(0, 60 * CHUNK, n)
+    size = np.minimum(rng.integers(1, CHUNK + 1, n), CHUNK - at % CHUNK)
+    to = rng.integers(0, 4 * CHUNK, n)
+    none = np.zeros(n, dtype=np.int64)
+    long, _, _ = cut([file], none, OP_READ, SQE_ZERO_FILL, at, iov.handle, to, size)
+    short = cut_inside(file, OP_READ, SQE_ZERO_FILL, at, iov.handle, to, size)
+    assert short is not None
+    assert short.tobytes() == long.tobytes()
+    at[7], size[7] = CHUNK - 1, 2
+    assert cut_inside(file, OP_READ, 0, at, iov.handle, to, size) is None
+    size[7] = 0
+    assert cut_inside(file, OP_READ, 0, at, iov.handle, to, size) is None
 
 
 def test_cancel_ends_a_request_and_unknown_ones_are_named(

@@ -1,0 +1,102 @@
+"""What a ring of files remembers of each request in flight. No I/O; one thread at a time.
+
+A request has a number, which is its userdata in native; here stands what the caller is to be told, and what
+must be kept until it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ffs._native.iov import Iov
+    from ffs.client.file import File
+
+Ints = NDArray[np.int64]
+
+
+class Table:
+    """`entries` requests at most."""
+
+    def __init__(self, entries: int) -> None:
+        self._free = np.arange(entries - 1, -1, -1, dtype=np.int64)  # a stack, used from its end
+        self._free_count = entries
+        self._entries = entries
+        self._userdata = np.zeros(entries, dtype=np.uint64)
+        self._end = np.zeros(entries, dtype=np.int64)
+        self._epoch = np.zeros(entries, dtype=np.int64)
+        self._live = np.zeros(entries, dtype=np.bool_)
+        self._file = np.full(entries, None, dtype=object)
+        self._iov = np.full(entries, None, dtype=object)
+
+    @property
+    def busy(self) -> bool:
+        return self._free_count < self._entries
+
+    def offer(self, count: int) -> Ints:
+        """At most `count` numbers; they are taken by `take`."""
+        count = min(count, self._free_count)
+        return self._free[self._free_count - count : self._free_count][::-1].copy()
+
+    def take(
+        self, numbers: Ints, userdata: Ints, ends: Ints, files: list[File], which: Ints, iov: Iov
+    ) -> None:
+        """The first `numbers` that were offered are in use now."""
+        self._free_count -= len(numbers)
+        self._userdata[numbers] = userdata
+        self._end[numbers] = ends
+        self._live[numbers] = True
+        if len(files) == 1:
+            self._file[numbers] = _boxed(files[0])
+            self._epoch[numbers] = files[0].epoch
+        else:
+            self._file[numbers] = _boxed(*files)[which]
+            self._epoch[numbers] = np.array([file.epoch for file in files], dtype=np.int64)[which]
+        self._iov[numbers] = _boxed(iov)
+
+    def settle(self, numbers: Ints) -> NDArray[Any]:
+        """They are over: their userdata."""
+        self._file[numbers] = None
+        self._iov[numbers] = None
+        self._live[numbers] = False
+        self._free[self._free_count : self._free_count + len(numbers)] = numbers
+        self._free_count += len(numbers)
+        return self._userdata[numbers]
+
+    def note_written(self, numbers: Ints) -> None:
+        """Tells the files of these writes how far they were written. Before `settle`."""
+        for file in distinct(self._file[numbers]):
+            own = numbers[self._file[numbers] == file]
+            epochs = self._epoch[own]
+            for epoch in np.unique(epochs):
+                file.note_written(int(self._end[own[epochs == epoch]].max()), int(epoch))
+
+    def files(self) -> Iterator[File]:
+        """The files with requests in flight, each once."""
+        return distinct(self._file[self._live])
+
+    def find(self, userdata: int) -> list[int]:
+        """The numbers of the requests in flight with this userdata."""
+        found = np.flatnonzero(self._live & (self._userdata == np.uint64(userdata)))
+        return [int(number) for number in found]
+
+    def clear(self) -> None:
+        """Lets go of files and Iovs."""
+        self._file[:] = None
+        self._iov[:] = None
+
+
+def distinct(files: NDArray[Any]) -> Iterator[File]:
+    return iter({id(file): file for file in files}.values())
+
+
+def _boxed(*things: object) -> NDArray[Any]:
+    """As they are: numpy would take an Iov, which is a sequence, apart."""
+    box = np.empty(len(things), dtype=object)
+    for i, thing in enumerate(things):
+        box[i] = thing
+    return box
