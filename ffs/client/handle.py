@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 
 from ffs.client.core import Core
 from ffs.client.session import Session
-from ffs.errors import BadHandle, CapabilityExpired, Fenced, FfsError, Overloaded, StaleEpoch
+from ffs.errors import (
+    BadHandle,
+    CapabilityExpired,
+    ChainUnavailable,
+    DeadlineExceeded,
+    Fenced,
+    FfsError,
+    OutcomeUnknown,
+    Overloaded,
+    StaleEpoch,
+)
 from ffs.layout import Layout, Placement
 from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
@@ -28,6 +38,12 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Bytes = NDArray[np.uint8]
+
+_MEANING: dict[type[FfsError], str] = {
+    OutcomeUnknown: "a storage server didn't answer in time; the write may have been carried out",
+    DeadlineExceeded: "a storage server didn't answer in time",
+    ChainUnavailable: "no replica serves this part of the file now; try again when its servers are back",
+}
 
 _MAX_TURNS = 16
 """How often one request starts again because the file changed under it."""
@@ -218,12 +234,7 @@ class OpenFile:
         elif isinstance(error, Fenced):
             session.over = True
         else:
-            if error.filename is None:
-                error.filename = self.path
-            try:
-                raise error
-            finally:
-                del error  # or error and frame keep each other, and the buffer in the caller's frame
+            raise self._named(error) from None
 
     def _take_epoch(self, session: Session) -> None:
         """The file was truncated elsewhere: learn its epoch and length. What was written before and
@@ -234,6 +245,14 @@ class OpenFile:
                 self.epoch = epoch
                 self._unreported_end = 0
         self.look()
+
+    def _named(self, error: FfsError) -> FfsError:
+        """The error of a transfer as the user sees it: what it means, and the file's name."""
+        if error.filename is not None:
+            return error
+        meaning = _MEANING.get(type(error))
+        message = error.message if meaning is None else f"{meaning} ({error.message})"
+        return type(error)(message, self.path, errno=error.errno)
 
     def _renew(self, session: Session) -> int:
         """Renew the capability at the service; returns the epoch to write under."""

@@ -251,6 +251,26 @@ def test_reads_go_on_with_one_storage_server_stopped(
         os.kill(pid, signal.SIGCONT)
 
 
+def test_writes_to_a_chain_that_is_down(
+    cluster: Any, address: str, home: str, path: str, data: bytes
+) -> None:
+    """S8: data calls hung on a chain that was down. They end by the deadline, tell, and work again."""
+    pid = _pids(cluster, "node2")
+    with ffs.connect(address, request_timeout=2) as hasty, hasty.open(path, "r+b", 0) as file:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(
+                (errors.OutcomeUnknown, errors.DeadlineExceeded, errors.ChainUnavailable)
+            ) as caught:
+                file.pwrite(b"w" * len(data), 0)
+            assert caught.value.filename == path
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    with ffs.connect(address) as patient, patient.open(path, "r+b", 0) as file:
+        file.pwrite(data, 0)
+        assert file.pread(len(data), 0) == data
+
+
 def test_a_session_that_was_lost(address: str, client: Client, home: str, path: str, data: bytes) -> None:
     """A client that stood still for longer than its session lives: reading goes on, writing says so."""
     with ffs.connect(address, session_ttl=1.0) as sleeper:
