@@ -1,4 +1,5 @@
 // Sockets to frames and back: accepting, reading, sending, ending.
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -168,13 +169,17 @@ void Shard::flush_session(Session& session) {
   released_.clear();
   if (!sent.ok()) return close_session(session, sent.error().what);
   if (!*sent && !session.out_armed) {
+    // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
+    session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
+    if (!session.out_fd.valid())
+      return close_session(session, "no descriptor left to wait for a full socket");
     session.out_armed = true;
     session.out = io::Poll{};
     session.out.ready = on_session;
     session.out.owner = &session;
     session.polls++;
     polls_++;
-    io_->poll_add(&session.out, session.connection.socket.get(), POLLOUT);
+    io_->poll_add(&session.out, session.out_fd.get(), POLLOUT);
   }
   if (session.send_full && session.connection.queue.pending_bytes() <= kSendLimitBytes / 2) {
     session.send_full = false;
@@ -229,6 +234,7 @@ void Shard::end_session_if_unused(Session& session) {
     return;
   }
   session.connection = net::Connection(Fd(), net::Transport::kTcp);
+  session.out_fd.reset();
   session.capabilities.clear();
   session.out_armed = session.hello = session.from_server = session.readable = session.send_full = false;
   session.client = ClientId();

@@ -108,6 +108,7 @@ struct Session {
   net::Connection connection;
   io::Poll in;
   io::Poll out;
+  Fd out_fd;
   bool out_armed = false;  // from the first time that the socket was full
   bool used = false;
   bool open = false;

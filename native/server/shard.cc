@@ -369,10 +369,11 @@ void Shard::shut_down() {
   if (busy()) {
     // Memory that the kernel may still write can't be freed: it goes with the process.
     log(LogLevel::kError,
-        "shard %u: operations don't end (stages %zu, small %zu, loads %zu, reads %u, store idle %d, polls %u, "
+        "shard %u: operations don't end (stages %zu, small %zu, loads %zu, reads %u, store idle %d, polls "
+        "%u, "
         "lanes %d, listeners %u): the device is left to recovery",
-        config_.number, stages_.used(), smalls_.used(), loads_.used(), reads_under_way_, store_->idle() ? 1 : 0,
-        polls_, peers_->drained() ? 0 : 1, listeners_);
+        config_.number, stages_.used(), smalls_.used(), loads_.used(), reads_under_way_,
+        store_->idle() ? 1 : 0, polls_, peers_->drained() ? 0 : 1, listeners_);
     stop_result_ = EBUSY;
     (void)store_.release();
     (void)buffers_.release();

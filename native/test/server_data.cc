@@ -24,9 +24,9 @@ void work_with_chunks(Cluster& cluster, net::Transport transport, uint32_t membe
 
   CHECK(head.read(index, 0, 4096).code() == ENOENT);
   // (offset, length): whole granules, cut ones, unaligned ends, holes, one byte, large
-  const std::pair<uint32_t, uint32_t> writes[] = {{0, 1 << 20},  {0, 100},         {65530, 20},       {1 << 20, 65536},
-                                                  {1200000, 77}, {4096, 4096},     {3 << 20, 1000},   {1, 300000},
-                                                  {70000, 1},    {5 << 20, 1 << 20}};
+  const std::pair<uint32_t, uint32_t> writes[] = {
+      {0, 1 << 20}, {0, 100},        {65530, 20}, {1 << 20, 65536}, {1200000, 77},
+      {4096, 4096}, {3 << 20, 1000}, {1, 300000}, {70000, 1},       {5 << 20, 1 << 20}};
   uint32_t seed = 1;
   for (const auto& [offset, length] : writes) {
     INFO("write of ", length, " at ", offset);
@@ -219,7 +219,8 @@ TEST_CASE("data survives a stop and a start; the chain leads back") {
       client.ready();
       client.base.target = Cluster::target(member);
       client.base.chain_counter = cluster.version().counter;
-      for (uint64_t i = 0; i < 20; i++) CHECK(client.read(i, 0, 1 << 20).payload == (i == 3 ? expected : data));
+      for (uint64_t i = 0; i < 20; i++)
+        CHECK(client.read(i, 0, 1 << 20).payload == (i == 3 ? expected : data));
     }
   }
 }

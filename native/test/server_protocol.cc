@@ -32,7 +32,8 @@ size_t resident_kib() {
 
 }  // namespace
 
-TEST_CASE("hello: a foreign cluster and an unknown version are refused, frames before it end the connection") {
+TEST_CASE(
+    "hello: a foreign cluster and an unknown version are refused, frames before it end the connection") {
   Cluster cluster({});
   for (const auto transport : {net::Transport::kTcp, net::Transport::kLocal}) {
     auto other = kCluster;
@@ -106,7 +107,7 @@ TEST_CASE("capabilities: none, other space, missing right, other client, expired
   denied(2, Detail::kNoCapability);
   REQUIRE(client.open(3, 0, kSpace, wire::kRightRead).code() == 0);
   denied(3, Detail::kNoCapability);
-  CHECK(client.read(1, 0, 10).code() == ENOENT);  // reading is allowed by it
+  CHECK(client.read(1, 0, 10).code() == ENOENT);           // reading is allowed by it
   REQUIRE(client.open(4, 0, kSpace, 7, 999).code() == 0);  // the manager's time was 1000
   denied(4, Detail::kExpired);
   REQUIRE(client.open(4, 0, kSpace, 7, 5000).code() == 0);  // renewed
@@ -128,10 +129,12 @@ TEST_CASE("capabilities: none, other space, missing right, other client, expired
   stolen.rights = 7;
   wire::OpenCapability open{};
   open.handle = 1;
-  CHECK(thief.ask(Type::kOpenCapability, open, net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), sizeof stolen))
+  CHECK(thief
+            .ask(Type::kOpenCapability, open,
+                 net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), sizeof stolen))
             .code() == EPERM);
-  CHECK(thief.ask(Type::kOpenCapability, open, net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), 40)).code() ==
-        EINVAL);
+  CHECK(thief.ask(Type::kOpenCapability, open, net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), 40))
+            .code() == EINVAL);
 }
 
 TEST_CASE("requests for another target, chain or chain version say what to do") {
@@ -178,8 +181,8 @@ TEST_CASE("a request that contradicts itself is EINVAL and changes nothing") {
   wire::Update tag = client.update(UpdateKind::kWrite, 1, 0, 1000);
   tag.tag_bytes = 17;
   bad(tag, data);
-  CHECK(client.wait(client.send_update_with(client.update(UpdateKind::kWrite, 1, 0, 1000), data, {}, true)).code() ==
-        EINVAL);  // checksums announced and absent
+  CHECK(client.wait(client.send_update_with(client.update(UpdateKind::kWrite, 1, 0, 1000), data, {}, true))
+            .code() == EINVAL);  // checksums announced and absent
   wire::Read read{};
   read.context = client.context();
   read.length = 4096;
@@ -268,18 +271,18 @@ TEST_CASE("regions: seals, sizes, limits, sharing, draining") {
   CHECK(client.register_region(1000, unsealed.get(), 0, 1 << 20).code() == EPERM);
   auto memory = net::create_sealed_memfd("test", 128u << 20, false);
   REQUIRE(memory.ok());
-  CHECK(client.register_region(1000, memory->get(), 0, 256u << 20).code() == EINVAL);    // over 64 MiB
+  CHECK(client.register_region(1000, memory->get(), 0, 256u << 20).code() == EINVAL);  // over 64 MiB
   CHECK(client.register_region(1000, memory->get(), 100u << 20, 32u << 20).code() == ERANGE);
   CHECK(client.register_region(1000, memory->get(), 5, 4096).code() == EINVAL);
   CHECK(client.register_region(1000, memory->get(), 0, 0).code() == EINVAL);
-  CHECK(client.register_region(1000, -1, 0, 4096).code() == EINVAL);                     // no descriptor
+  CHECK(client.register_region(1000, -1, 0, 4096).code() == EINVAL);  // no descriptor
   CHECK(client.register_region(1000, memory->get(), 0, 32u << 20).code() == EDQUOT);
   CHECK(client.register_region(1000, memory->get(), 0, 8u << 20).code() == 0);
-  CHECK(client.register_region(1000, memory->get(), 0, 8u << 20).code() == EEXIST);      // here already
+  CHECK(client.register_region(1000, memory->get(), 0, 8u << 20).code() == EEXIST);  // here already
   TestClient same(*cluster.node(0).shard, net::Transport::kLocal);
   REQUIRE(same.hello().code() == 0);
-  CHECK(same.register_region(1000, memory->get(), 4096, 8u << 20).code() == EEXIST);     // another extent
-  CHECK(same.register_region(1000, memory->get(), 0, 8u << 20).code() == 0);             // shared
+  CHECK(same.register_region(1000, memory->get(), 4096, 8u << 20).code() == EEXIST);  // another extent
+  CHECK(same.register_region(1000, memory->get(), 0, 8u << 20).code() == 0);          // shared
   CHECK(cluster.node(0).shard->metrics().region_bytes == (40u << 20));
   CHECK(client.unregister_region(1000).code() == 0);
   CHECK(client.unregister_region(1000).code() == ENXIO);
