@@ -9,12 +9,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ffs.errors import ConnectionLost, FfsError, InvalidArgument, NotPrimary, ShutDown, Unreachable
+from ffs.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    FfsError,
+    InvalidArgument,
+    NotPrimary,
+    ShutDown,
+    Unreachable,
+)
 from ffs.proto.common import Message
 from ffs.rpc.address import Address, format_address
 from ffs.rpc.aio import CONNECT_TIMEOUT_S, Connection
 from ffs.rpc.handshake import AskerHandshake
 
+TRY_S: Final = 2.0  # with several addresses: another one is tried when one hasn't answered for so long
 PAUSE_S: Final = 0.05  # between two rounds over all addresses; doubles
 PAUSE_MAX_S: Final = 0.5
 
@@ -43,11 +52,17 @@ class Caller:
         failures = 0
         while True:
             at = self._at
+            left_s = max(0.05, deadline - loop.time())
             try:
                 connection = await self._connected()
-                return await connection.call(request, max(0.05, deadline - loop.time()))
-            except (Unreachable, ConnectionLost, NotPrimary, ShutDown) as caught:
+                return await connection.call(request, left_s if self._alone else min(left_s, TRY_S))
+            except DeadlineExceeded as caught:  # it hangs: a stopped process looks like this
+                if self._alone or loop.time() >= deadline:
+                    self._turn(at)
+                    raise
                 error: FfsError = caught
+            except (Unreachable, ConnectionLost, NotPrimary, ShutDown) as caught:
+                error = caught
             if self._closed:
                 raise ShutDown("this caller is closed")
             self._turn(at)
@@ -80,6 +95,10 @@ class Caller:
                 self.cluster = connection.cluster
                 self._connection = connection
             return connection
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.addresses) == 1
 
     def _turn(self, at: int) -> None:
         if self._at == at and len(self.addresses) > 1:

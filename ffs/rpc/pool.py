@@ -37,6 +37,7 @@ from ffs.rpc.codec import decode_message, encode_message
 from ffs.rpc.handshake import AskerHandshake
 
 CONNECT_TIMEOUT_S: Final = 3.0
+TRY_S: Final = 10.0  # with several addresses: another one is tried when one hasn't answered for so long
 PAUSE_S: Final = 0.02  # between two rounds over all addresses; doubles
 PAUSE_MAX_S: Final = 0.5
 WINDOW_BYTES: Final = 64 * 1024  # requests of call_many that are sent before their replies are read
@@ -146,14 +147,20 @@ class Pool:
                 if connection is None or connection.lost is not None:
                     connection = self._connected(deadline)
                 sent = True
-                replies = [decode_message(body) for body in connection.exchange(bodies, deadline)]
+                until = deadline
+                if len(self.addresses) > 1:
+                    until = min(deadline, time.monotonic() + TRY_S + getattr(request, "wait_ms", 0) / 1000.0)
+                replies = [decode_message(body) for body in connection.exchange(bodies, until)]
                 if not _elsewhere(replies[0]):
                     return replies
                 error: FfsError = to_error(replies[0])  # type: ignore[arg-type]
             except (Unreachable, ConnectionLost, ShutDown) as caught:
                 error = caught
-            except DeadlineExceeded as caught:
-                raise self._late(request, caught) from None
+            except DeadlineExceeded as caught:  # it hangs: a stopped process looks like this
+                if time.monotonic() >= deadline:
+                    self._turn(at)
+                    raise self._late(request, caught) from None
+                error = caught
             if self._closed:
                 raise ShutDown("this client is closed") from None
             failures += 1
@@ -162,7 +169,7 @@ class Pool:
             if failures % len(self.addresses) == 0:
                 pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** (failures // len(self.addresses) - 1))
             if time.monotonic() + pause >= deadline:
-                if sent and isinstance(error, ConnectionLost):
+                if sent and isinstance(error, (ConnectionLost, DeadlineExceeded)):
                     raise self._late(request, error) from None
                 raise self._nobody(error) from None
             time.sleep(pause)

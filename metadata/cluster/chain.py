@@ -42,9 +42,9 @@ and the chain by its worst member (down the table), with a live proposal or with
     READY (all of them)         impossible           record
 
 A proposal is live while it is above the recorded version (a record that has just become visible may
-be seen before its transaction has returned) and every member has the incarnation that it was made for. A manager that
-sees a version of a later term than its own does nothing: its time is over. Recovery of
-a replica that is WIPED or STALE is not built yet: such a chain stays offline and says why.
+be seen before its transaction has returned) and every member has the incarnation that it was made
+for. A manager that sees a version of a later term than its own does nothing: its time is over.
+Recovery of a replica that is WIPED or STALE is not built yet: such a chain stays offline and says why.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -452,9 +452,9 @@ async def _all_fenced(snapshot: Snapshot) -> dict[int, FencedClient]:
     return found
 
 
-async def _survive(work: asyncio.Future[None] | object) -> None:
+async def _survive(work: Awaitable[object]) -> None:
     """A failure of the store, or of the lease, ends one round of work and not the manager."""
     try:
-        await work  # type: ignore[misc]
+        await work
     except FfsError as error:
         log.warning("%s", error)

@@ -308,6 +308,42 @@ def test_a_second_metadata_process_takes_over(cluster: Cluster) -> None:
     assert get(cluster, "/b") == b"two"
 
 
+def test_a_stopped_manager_is_replaced_and_can_do_nothing_when_it_goes_on(cluster: Cluster) -> None:
+    """SIGSTOP looks like a hung host: connections stay open, nothing answers."""
+    cluster.start_meta(0)
+    cluster.start_meta(1)
+    cluster.start_nodes(0, 1)
+    cluster.create_table("default", 2, 2)
+    status = cluster.until_serving()
+    at = cluster.addresses.index(status.primary)
+    stopped = cluster.metas[at].popen
+    stopped.send_signal(signal.SIGSTOP)
+    other = cluster.addresses[1 - at]
+    with Pool(parse_addresses(other), role="admin", timeout_s=LIMIT_S) as pool:
+
+        def taken_over() -> bool:
+            reply = cast(proto.StatusReply, pool.call(proto.GetStatus()))
+            return reply.primary == other and all(chain.writable for chain in reply.chains)
+
+        until(taken_over, "the other one manages, and nodes report to it")
+        term = cast(proto.StatusReply, pool.call(proto.GetStatus())).term
+        assert term > status.term
+        stopped.send_signal(signal.SIGCONT)
+        with Pool(parse_addresses(cluster.addresses[at]), role="admin") as old:
+
+            def deposed() -> bool:
+                if stopped.poll() is not None:
+                    return True  # it held the store's writer lock, and was killed for it
+                try:
+                    old.call(proto.GetStatus(), timeout_s=0.2)
+                except (NotPrimary, Unreachable):
+                    return True
+                return False
+
+            until(deposed, "the old one knows")
+        assert cast(proto.StatusReply, pool.call(proto.GetStatus())).term == term
+
+
 def test_storage_goes_on_without_metadata(cluster: Cluster) -> None:
     form(cluster)
     with ffs.connect(cluster.address) as client:

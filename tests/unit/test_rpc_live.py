@@ -29,7 +29,10 @@ from ffs.errors import (
 from ffs.proto.cluster import GetRouting, Ping, RoutingReply
 from ffs.proto.common import Message, OkReply
 from ffs.proto.meta import MkDir, Stat, StatMany
+from ffs.rpc import caller as caller_module
+from ffs.rpc import pool as pool_module
 from ffs.rpc.aio import Connection
+from ffs.rpc.caller import Caller
 from ffs.rpc.handshake import AskerHandshake, Peer
 from ffs.rpc.pool import Pool
 from ffs.rpc.server import Server
@@ -45,6 +48,7 @@ class Echo:
         self.cancelled = 0
         self.seen: list[Message] = []
         self.primary = True
+        self.hung = False
 
     def handle_now(self, peer: Peer, request: Message) -> Message | None:
         self.seen.append(request)
@@ -61,12 +65,12 @@ class Echo:
     async def handle(self, peer: Peer, request: Message) -> Message:
         if isinstance(request, GetRouting):
             try:
-                await asyncio.sleep(request.wait_ms / 1000)
+                await asyncio.sleep(3600 if self.hung else request.wait_ms / 1000)
             except asyncio.CancelledError:
                 self.cancelled += 1
                 raise
             return RoutingReply(epoch=request.known_epoch, changed=False)
-        await asyncio.sleep(0)
+        await asyncio.sleep(3600 if self.hung else 0)
         return OkReply()
 
     def cancellable(self, request: Message) -> bool:
@@ -230,6 +234,30 @@ def test_not_primary_turns_to_the_next() -> None:
             assert len(first.service.seen) == 1
             pool.call(Ping())
             assert len(first.service.seen) == 1  # it stays with the one that answers
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_a_hung_server_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped processes keep their connections open and answer nothing."""
+    monkeypatch.setattr(pool_module, "TRY_S", 0.1)
+    monkeypatch.setattr(caller_module, "TRY_S", 0.1)
+    first, second = Running(), Running()
+    slow = GetRouting(known_epoch=1)
+    try:
+        with Pool([first.address, second.address], timeout_s=20) as pool:
+            pool.connect()
+            first.service.hung = True
+            assert isinstance(pool.call(MkDir(path=b"/1", client=5, slot=1, sequence=1)), OkReply)
+            assert second.service.seen[-1] == first.service.seen[-1]  # the same identity
+
+            async def ask() -> None:
+                caller = Caller([first.address, second.address], lambda _: AskerHandshake(role="client"))
+                assert isinstance(await caller.call(slow, 20.0), RoutingReply)
+                caller.close()
+
+            asyncio.run(ask())
     finally:
         first.stop()
         second.stop()
