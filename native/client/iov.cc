@@ -86,7 +86,10 @@ Status Iov::adopt(int fd) {
   if (!fd_.valid()) return Error::of(errno, "duplicating the Iov's descriptor");
   FFS_TRY(mapping_, net::map_shared(fd_.get(), 0, bytes, true));
   // Without seals it could shrink under a server: data then goes through the socket.
-  shareable_ = net::check_sealed(fd_.get(), 0, bytes).ok() && info.st_blksize == kPageBytes;
+  // Sealed against writing, or in huge pages, no slice of it could be taken back.
+  const int seals = ::fcntl(fd_.get(), F_GET_SEALS);
+  shareable_ = net::check_sealed(fd_.get(), 0, bytes).ok() && info.st_blksize == kPageBytes &&
+               (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) == 0;
   return ok_status();
 }
 

@@ -356,6 +356,7 @@ void Ring::check_quarantine() {
   for (uint32_t i = quarantine_.head; i != kNoSlot; i = slots_[i].next) moving_.push_back(i);
   for (const uint32_t i : moving_) {
     Slot& slot = slots_[i];
+    if (slot.link->receiving == i) continue;  // its answer is coming
     if (!slice_is_free(i, false)) continue;
     slots_.remove(i);
     if (slot.ending) {

@@ -103,13 +103,10 @@ bool Ring::on_frame(Link& link, const net::Frame& frame) {
   if (index == kNoSlot) return true;  // late: nobody waits for it, its payload is thrown away
   Slot& slot = slots_[index];
   if (slot.link != &link) return false;
-  if (slot.state == SlotState::kQuarantine) {  // the server is through with the slice
+  if (slot.state == SlotState::kQuarantine && slot.ending) {  // the server is through with the slice
     slots_.remove(index);
     slot.direct_read = false;
-    if (slot.ending)
-      finish(index, slot.result, slot.last_detail, true);
-    else
-      act(index, slot.outcome);
+    finish(index, slot.result, slot.last_detail, true);
     return true;
   }
   switch (frame.type) {

@@ -1,5 +1,7 @@
 // The ring against scripted peers: real sockets, real frames, a server that does what it should not.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 
 #include "client_peer.h"
 
@@ -208,6 +210,58 @@ TEST_CASE("a read into a region that is taken back: a late writer can't touch th
   }
   CHECK(a.regions.size() >= 2);
   CHECK(static_cast<size_t>(a.unregistered) == a.regions.size() - 1);
+}
+
+TEST_CASE("a slice that can't be taken back stays in quarantine until the server has answered") {
+  std::mutex mutex;
+  net::Connection* silent = nullptr;
+  std::vector<uint64_t> ids;
+  std::atomic<bool> mute_now{false};
+  Peer a([&](Peer& p, net::Connection& c, const Peer::Request& r) {
+    if (!mute_now) return well(p, c, r);
+    std::lock_guard lock(mutex);
+    silent = &c;
+    ids.push_back(r.id);
+  });
+  Bench b({&a}, TransportChoice::kLocal);
+  // A memfd that is sealed against writing later on: its pages can't be punched out.
+  Fd fd(::memfd_create("quarantine", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(fd.get(), 1 << 20) == 0);
+  REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+  IovOptions options;
+  options.fd = fd.get();
+  auto iov = std::move(*Iov::create(options));
+  REQUIRE(iov->shareable());
+  IovRegistry::add(iov.get());
+  ffs_sqe e = b.sqe(FFS_OP_READ, 1, 4096);
+  e.iov = reinterpret_cast<ffs_iov*>(iov.get());
+  for (int i = 0; i < 2; i++) {  // the first registers the region
+    REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+    REQUIRE(b.complete(1).size() == 1);
+  }
+  REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0);
+  mute_now = true;
+  e.timeout_ms = 300;
+  REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+  CHECK(b.complete(1, 1000).empty());  // long over its deadline, but the server may write still
+  CHECK(iov->used());
+  REQUIRE(ids.size() == 1);  // and it isn't asked anew, nor anybody else
+  Peer::fail_read(*silent, ids[0], ENOENT, Detail::kNone);
+  auto done = b.complete(1);
+  REQUIRE(done.size() == 1);
+  CHECK(done[0].result == -ENOENT);
+  CHECK_FALSE(iov->used());
+  // The same with a cancellation.
+  REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+  for (int i = 0; i < 200 && ids.size() < 2; i++) (void)b.complete(1, 10);
+  REQUIRE(ids.size() == 2);
+  CHECK(b.ring->cancel(1));
+  CHECK(b.complete(1, 300).empty());
+  Peer::fail_read(*silent, ids[1], ENOENT, Detail::kNone);
+  done = b.complete(1);
+  REQUIRE(done.size() == 1);
+  CHECK(done[0].result == -ECANCELED);
+  CHECK(IovRegistry::remove(iov.get()).ok());
 }
 
 TEST_CASE("a read into a region is answered in place, with patches put where they belong") {
