@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import Any, Final, Protocol, cast
 
-from ffs.errors import Cancelled, FfsError, InvalidArgument, ProtocolError, Unreachable, error_of
+from ffs.errors import FfsError, InvalidArgument, ProtocolError, Unreachable, error_of
 from ffs.proto.common import Message, error_reply
 from ffs.rpc.address import Address, format_address, is_loopback
 from ffs.rpc.codec import decode_message, encode_reply
@@ -141,32 +141,36 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
     def _start(self, peer: Peer, request_id: int, request: Message) -> None:
+        if request_id in self._tasks:
+            raise ProtocolError(f"request id {request_id} is in use on this connection")
         cancellable = self._server.service.cancellable(request)
         task = self._server._group.create_task(self._run(peer, request_id, request))
         self._tasks[request_id] = (task, cancellable)
+        self._server._running.add(task)  # it may outlast this connection
+        task.add_done_callback(lambda done: self._ended(request_id, done))
         if len(self._tasks) == MAX_OPEN_REQUESTS:
             self._pause()
 
+    def _ended(self, request_id: int, task: asyncio.Task[None]) -> None:
+        """Also for a task that was cancelled before it ran."""
+        if len(self._tasks) == MAX_OPEN_REQUESTS:
+            self._resume()
+        del self._tasks[request_id]
+        self._server._running.discard(task)
+
     async def _run(self, peer: Peer, request_id: int, request: Message) -> None:
+        """Never raises but CancelledError: one request must not end the others."""
         try:
-            reply = await self._server.service.handle(peer, request)
-        except asyncio.CancelledError:
-            if self._server._stopping:
-                raise
-            reply = error_reply(Cancelled("the asker gave up"))
+            reply = encode_reply(request_id, await self._server.service.handle(peer, request))
         except OSError as error:
-            reply = error_reply(error)
+            reply = encode_reply(request_id, error_reply(error))
         except Exception as error:
-            reply = error_reply(_internal(error))
-        finally:
-            if len(self._tasks) == MAX_OPEN_REQUESTS:
-                self._resume()
-            self._tasks.pop(request_id, None)
+            reply = encode_reply(request_id, error_reply(_internal(error)))
         if self._transport is None:
             return
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._out.append(encode_reply(request_id, reply))
+        self._out.append(reply)
 
     def _flush(self) -> None:
         if self._out and self._transport is not None:
@@ -221,10 +225,10 @@ class Server:
         self.name = name
         self._listen = listen
         self._connections: set[_Connection] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._server: asyncio.Server | None = None
         self._group: Any = asyncio.TaskGroup()
-        self._idle = asyncio.Event()
 
     @property
     def address(self) -> Address:
@@ -257,11 +261,9 @@ class Server:
         self._stopping = True
         assert self._server is not None
         self._server.close()
-        running = []
         for connection in list(self._connections):
-            running += [task for task, _ in connection._tasks.values()]
             if connection._transport is not None:
                 connection._transport.close()
-        for task in running:
+        for task in list(self._running):
             task.cancel()
         await self._group.__aexit__(None, None, None)

@@ -30,9 +30,11 @@ from ffs.proto.cluster import GetRouting, Ping, RoutingReply
 from ffs.proto.common import Message, OkReply
 from ffs.proto.meta import MkDir, Stat, StatMany
 from ffs.rpc import caller as caller_module
+from ffs.rpc import frame
 from ffs.rpc import pool as pool_module
 from ffs.rpc.aio import Connection
 from ffs.rpc.caller import Caller
+from ffs.rpc.codec import encode_message, result_of
 from ffs.rpc.handshake import AskerHandshake, Peer
 from ffs.rpc.pool import Pool
 from ffs.rpc.server import Server
@@ -323,6 +325,29 @@ def test_garbage_is_refused_and_the_server_goes_on(echo: Running) -> None:
         assert peer.recv(1) == b""
     with Pool([echo.address]) as pool:
         assert pool.call(Ping()) == Ping()
+
+
+def test_odd_askers_harm_nobody(echo: Running) -> None:
+    """One request id twice; a cancel that comes with its request, before it began; cancels of nothing."""
+    echo.service.hung = True
+    mkdir = encode_message(MkDir(path=b"/"))
+    poll = encode_message(GetRouting(known_epoch=1))
+    with socket.create_connection(echo.address) as peer:
+        peer.sendall(frame.encode_frame(frame.REQUEST, 1, AskerHandshake(role="client").hello))
+        peer.recv(65536)
+        peer.sendall(
+            frame.encode_frame(frame.REQUEST, 2, mkdir) * 2
+            + frame.encode_frame(frame.REQUEST, 3, poll)
+            + frame.encode_frame(frame.CANCEL, 3, b"")
+            + frame.encode_frame(frame.CANCEL, 99, b"")
+        )
+        ((_, request_id, body),) = frame.FrameDecoder().feed(peer.recv(65536))
+        assert request_id == 2
+        with pytest.raises(ProtocolError, match="in use"):
+            result_of(body)
+    with Pool([echo.address]) as pool:
+        assert pool.call(Ping()) == Ping()
+    until(lambda: len(echo.server._running) == 1)  # the mkdir, which may not be dropped
 
 
 def test_secret_is_wanted_and_given() -> None:
