@@ -136,6 +136,8 @@ struct Chunk {
   bool below_refused = false;  // the members behind have dropped what has fallen
   bool absent_above = false;   // the predecessor has no such chunk
   bool unreconciled = false;   // the predecessor's answer is awaited
+  bool probed = false;         // since the chain changed
+  Version probe;               // the removal that the successor was asked about; none: go on
   bool retired = false;        // in the list of records that may be freed
   Tomb* tombs = nullptr;
   Version remember_until;  // tombs and `removed` are kept while the floor isn't above
@@ -299,6 +301,7 @@ class Replica::Machine {
   static ChunkFacts facts_after(const Update& u, const ChunkFacts& base);
   const ChunkFacts& newest(const Chunk* c) const;
   void send_ready(Chunk* c);
+  void probe(Chunk* c);
   void send(Pending* p);
   void send_again(Chunk* c, const Version& above);
   bool load_first(Pending* p);

@@ -16,6 +16,7 @@ void Replica::Machine::fall(Pending* p, Outcome outcome) {
     q->outcome = Outcome::fell_with_base;
   }
   p->chunk->below_refused = false;
+  p->chunk->probe = Version{};
 }
 
 // The oldest fallen update of the chunk; all later ones have fallen too.

@@ -271,11 +271,27 @@ void Replica::Machine::begin_update(Pending* p) {
 // Sends what wasn't sent yet, in the order of the chunk.
 void Replica::Machine::send_ready(Chunk* c) {
   if (last() || !reconciled_ || !successor_reconciled_) return;
+  if (!c->probed) probe(c);
+  if (!c->probe.none()) return;
   for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
     if (p->sent) continue;
     if (p->fallen || p->disk == Pending::Disk::fetching || load_first(p)) return;
     send(p);
   }
+}
+
+// After a restart the successor may have committed a removal that is pending here, and forgotten
+// the chunk. What led to that removal must not be done, still less refused, a second time: so the
+// last removal goes first, and the rest when the answer is `missing` (or nothing is left).
+void Replica::Machine::probe(Chunk* c) {
+  c->probed = true;
+  Pending* removal = c->pendings.last();
+  while (removal != nullptr && !(removal->removal() && removal->version().chain < config_.version)) {
+    removal = c->pendings.prev(removal);
+  }
+  if (removal == nullptr || removal == c->pendings.first() || removal->fallen) return;
+  c->probe = removal->version();
+  send(removal);
 }
 
 void Replica::Machine::send(Pending* p) {
@@ -377,15 +393,17 @@ bool Replica::Machine::known_already(const Update& u, Chunk* c) {
   if (u.version < floor_) return true;
   if (u.identity.client.value == 0) return false;
   std::optional<RetryEntry> entry = store_.retry(u.identity.client, u.identity.channel);
-  if (!entry.has_value() || entry->sequence != u.identity.sequence || entry->version != u.version)
-    return false;
-  if (entry->state == RetryState::done && !c->dirty() && c->committed.version.none()) {  // and removed since
+  if (!entry.has_value() || entry->sequence < u.identity.sequence) return false;
+  const bool gone = !c->dirty() && c->committed.version.none();
+  const bool later = entry->sequence > u.identity.sequence;
+  if (!later && entry->version != u.version) return false;
+  if (gone && (later || entry->state == RetryState::done)) {  // committed, and removed since
     c->removed = u.version;
     keep_in_memory(c, u.version);
     notify(predecessor(), ack);
     return true;
   }
-  if (entry->state == RetryState::refused && entry->outcome != Outcome::dropped) {
+  if (!later && entry->state == RetryState::refused && entry->outcome != Outcome::dropped) {
     remember_refused(c, u.version, u.identity, entry->outcome);
     send_refusal(c, u.version, u.identity, entry->outcome);
     return true;
@@ -422,7 +440,9 @@ void Replica::Machine::missing_received(const Notice& n) {
   if (lacking == nullptr) return;
   // It says so of every update behind the gap: one answer is enough.
   if (lacking->repeated_ms != 0 && now_ms_ - lacking->repeated_ms < options_.resend_ms / 4) return;
+  c->probe = Version{};
   send_again(c, n.other);
+  maybe_send_resent();
 }
 
 void Replica::Machine::send_again(Chunk* c, const Version& above) {
@@ -545,6 +565,10 @@ void Replica::Machine::ack_received(const Notice& n) {
     p->acked = true;
   }
   progress(c);
+  if (c->probe.none() || n.version < c->probe) return;
+  c->probe = Version{};
+  send_ready(c);
+  maybe_send_resent();
 }
 
 void Replica::Machine::commit(Pending* p, bool with_stage) {

@@ -97,6 +97,7 @@ void Replica::Machine::resend_old() {
     if (p->fallen && root(p->chunk) == p) advance_refusal(p->chunk);
     if (p->fallen || !p->sent) continue;
     p->sent = false;
+    if (p->version() == p->chunk->probe) p->chunk->probed = false;
     send_ready(p->chunk);
   }
   for (EpochChange* e = epochs_.first(); e != nullptr; e = epochs_.next(e)) {

@@ -107,7 +107,8 @@ void Replica::Machine::adopt() {
     p->acked = p->sent = false;
     p->fate = Fate::unasked;
     p->chunk->below_refused = p->journal_only;
-    p->chunk->unreconciled = false;
+    p->chunk->unreconciled = p->chunk->probed = false;
+    p->chunk->probe = Version{};
   }
   for (EpochChange* e = epochs_.first(); e != nullptr;) {
     EpochChange* next = epochs_.next(e);

@@ -111,7 +111,7 @@ class History:
             self._staged(s, r)
         elif r.kind == RecordKind.COMMIT:
             s.position[r.key] = self._committed(s, r)
-        elif r.kind == RecordKind.REFUSE and r.version in self.chunk(r.key).positions:
+        elif r.kind == RecordKind.REFUSE and r.version in self.chunk(r.key).positions and r.identity[0]:
             raise Violation(f"I1: member {s.index} refuses the committed {r.version} ({r.outcome.name})")
 
     def durable(self, s: Shadow, count: int) -> None:
@@ -175,7 +175,10 @@ class History:
         now = s.position.get(r.key, 0)
         position = c.positions.get(r.version)
         if position is None:
-            if now != len(c.states) - 1:
+            # A create and its removal, both without an identity, may be refused when they come again
+            # to a member that has committed both: nobody can tell.
+            same = c.states[now] == c.states[-1] == ABSENT
+            if now != len(c.states) - 1 and not same:
                 raise Violation(
                     f"I2: member {s.index} commits the new {r.version} on position {now}, "
                     f"others are at {len(c.states) - 1}"
