@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import blake3
 import numpy as np
 
-from ffs._native.iov import Iov
+from ffs import Iov
 from ffs.checkpoint import manifest as manifests
 from ffs.checkpoint import stream
 from ffs.checkpoint.manifest import Manifest, Shard, Tensor

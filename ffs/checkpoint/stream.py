@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ffs._native.iov import Iov
+from ffs import Iov
 from ffs.client.ior import Ior
 from ffs.errors import ProtocolError
 

@@ -133,8 +133,7 @@ class Demo:
         return count_identical(state, loaded)
 
     def kv_blocks(self) -> None:
-        from ffs import kv
-        from ffs._native.iov import Iov
+        from ffs import Iov, kv
 
         total = BLOCKS * BLOCK_BYTES
         identity = kv.Identity("demo", layout="bytes", block_tokens=16)

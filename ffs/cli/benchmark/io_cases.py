@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ffs._native.iov import Iov
+from ffs import Iov
 from ffs.cli.benchmark.protocol import Slice
 from ffs.client.ior import Ior
 from ffs.errors import FfsError, error_of
