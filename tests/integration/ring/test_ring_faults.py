@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,7 @@ from ffs import errors
 from ffs._native.iov import Iov
 from ffs._native.ring import OP_READ, OP_WRITE, NativeClient, Ring, error_of_cqe
 
-from .conftest import Nodes, capability, finish, key
+from .conftest import CLUSTER, Nodes, capability, finish, key, until
 
 SIZE = 1 << 20
 CHUNKS = 12
@@ -208,4 +212,59 @@ def test_a_child_of_fork_has_its_own_ring_while_the_parent_goes_on(one: Nodes) -
     assert os.waitpid(child, 0)[1] == 0
     ring.close()
     iov.close()
+    client.close()
+
+
+def test_killed_clients_leave_nothing_at_the_servers(one: Nodes) -> None:
+    """FAULTS S4: kill -9 under I/O; sessions and registered memory go back to nothing."""
+    code = (
+        "import json, sys\n"
+        "from ffs._native.iov import Iov\n"
+        "from ffs._native.ring import NativeClient, OP_WRITE, OP_READ, Ring\n"
+        "from ffs._native.routes import ChainRoute, TargetRoute\n"
+        "given = json.loads(sys.argv[1])\n"
+        "client = NativeClient(given['client'], bytes(range(16)), transport='local')\n"
+        "chains = [ChainRoute(1, 1, 1, tuple(given['members']), (1,) * len(given['members']))]\n"
+        "client.set_routing(2, chains, [TargetRoute(**t) for t in given['targets']])\n"
+        "right = client.add_capability(bytes.fromhex(given['capability']))\n"
+        "ring, iov = Ring(client, 16), Iov(16 << 20)\n"
+        "key, turn = (9).to_bytes(8, 'big') + bytes(16), 0\n"
+        "while True:\n"
+        "    for i in range(16):\n"
+        "        op = OP_WRITE if i == 0 or turn == 0 else OP_READ\n"
+        "        ring.prepare_one(op, 1, right, key, 0, 1 << 20, iov[i << 20:(i + 1) << 20], i)\n"
+        "    done = 0\n"
+        "    while done < 16:\n"
+        "        cqes, _ = ring.wait(1)\n"
+        "        assert (cqes['result'] == 1 << 20).all()\n"
+        "        done += len(cqes)\n"
+        "    turn += 1\n"
+        "    print(turn, flush=True)\n"
+    )
+    for round_ in range(8):
+        session = NativeClient(50_000 + round_, CLUSTER)
+        given = {
+            "client": session.client_id,
+            "members": list(one.members[1]),
+            "targets": [dataclasses.asdict(p) for p in one.places],
+            "capability": capability(session).hex(),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(given)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(2 + round_ % 3):
+            assert process.stdout.readline()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    def quiet() -> bool:
+        metrics = one.nodes[0].tell("metrics")
+        names = ("sessions", "regions", "region_bytes", "pool_used_bytes", "ops_waiting")
+        return all(metrics[name] == 0 for name in names)
+
+    until(quiet)
+    client = one.client()
+    fill(client, client.add_capability(capability(client)), lambda i: 1)
     client.close()
