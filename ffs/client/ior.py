@@ -257,6 +257,7 @@ class Ior:
         numbers = cqes["userdata"].astype(np.int64)
         if self.kind == "write":
             self._table.note_written(numbers[cqes["result"] >= 0])
+            self._table.note_failed(numbers[cqes["result"] < 0])
         cqes["userdata"] = self._table.settle(numbers)
         return cqes
 
@@ -292,6 +293,9 @@ class Ior:
 
     def close(self) -> None:
         """Cancels what is in flight; returns when no server can touch a buffer any more. Idempotent."""
+        if self.kind == "write":
+            for file in self._table.files():
+                file.note_failed()  # writes in flight end here, done or not
         self._ring.close()
         self._table.clear()
 

@@ -75,6 +75,11 @@ class Table:
             for epoch in np.unique(epochs):
                 file.note_written(int(self._end[own[epochs == epoch]].max()), int(epoch))
 
+    def note_failed(self, numbers: Ints) -> None:
+        """Tells the files of these writes that they may have been written or not. Before `settle`."""
+        for file in distinct(self._file[numbers]):
+            file.note_failed()
+
     def files(self) -> Iterator[File]:
         """The files with requests in flight, each once."""
         return distinct(self._file[self._live])
@@ -86,6 +91,7 @@ class Table:
 
     def clear(self) -> None:
         """Lets go of files and Iovs."""
+        self._live[:] = False
         self._file[:] = None
         self._iov[:] = None
 

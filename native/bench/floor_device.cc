@@ -128,7 +128,8 @@ class DeviceFloor final : public Floor {
     if (static_cast<uint32_t>(done.res) != options_.block_bytes)
       return Error::of(EIO, "a short transfer of the floor");
     const auto slot = static_cast<uint32_t>(done.user_data);
-    if (options_.op == FloorOp::kRead && options_.crc) sum_ = sum_ ^ crc32c(block(slot), options_.block_bytes);
+    if (options_.op == FloorOp::kRead && options_.crc)
+      sum_ = sum_ ^ crc32c(block(slot), options_.block_bytes);
     count->blocks++;
     if (options_.fsync_every > 0 && ++unsynced_ >= options_.fsync_every) {
       unsynced_ = 0;

@@ -55,6 +55,7 @@ class PlainFile:
         )
     )
     noted: list[tuple[int, int]] = field(default_factory=list)
+    failures: int = 0
 
     def readable(self) -> bool:
         return True
@@ -64,6 +65,9 @@ class PlainFile:
 
     def note_written(self, end: int, epoch: int | None = None) -> None:
         self.noted.append((end, epoch or 0))
+
+    def note_failed(self) -> None:
+        self.failures += 1
 
 
 @pytest.fixture
@@ -177,7 +181,10 @@ def test_unserved_requests_end_at_their_deadline_and_ask_for_routing(
         ior.prepare(file, 0, iov[0:9], 2)
         (done,) = ior.wait(1)
         assert isinstance(done.error, errors.DeadlineExceeded)  # surely not applied
-        assert file.noted == []
+        assert (file.noted, file.failures) == ([], 1)
+        ior.prepare(file, 0, iov[0:9], 3)
+    ior.close()
+    assert file.failures == 2  # closed with a write in flight
 
 
 def test_reads_at_the_end_are_done_at_once_and_reads_over_it_are_cut(
