@@ -71,6 +71,12 @@ int ffs_device_inspect(const char* path, ffs_device_info* out) {
   out->size_bytes = identity->size_bytes;
   out->max_chunks = identity->max_chunks;
   out->format_version = identity->format_version;
+  out->created_ms = identity->created_ms;
+  out->journal_bytes = identity->journal_bytes;
+  out->sector_bytes = identity->sector_bytes;
+  out->features_compat = identity->features_compat;
+  out->features_ro_compat = identity->features_ro_compat;
+  out->features_incompat = identity->features_incompat;
   out->target_count = static_cast<uint32_t>(std::min<size_t>(identity->targets.size(), 64));
   for (uint32_t i = 0; i < out->target_count; i++) out->targets[i] = identity->targets[i].value;
   return 0;

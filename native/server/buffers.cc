@@ -1,26 +1,42 @@
 #include "server/buffers.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace ffs::server {
 
 namespace {
 
-// Sixteenths of the whole by use. Reads need little: they live as long as a device read and a
-// send. kFarther serves chains of more than three members.
-constexpr std::array<size_t, kBufferUses> kShares = {4, 6, 3, 2, 1};
+// Sixteenths of the whole by use. Reads need little: they live as long as a device read and a send.
+constexpr size_t kReadShare = 4, kUpdateShare = 6, kTailShare = 3, kBeforeTailShare = 2, kFartherShare = 1;
 
 }  // namespace
 
 Result<std::unique_ptr<Buffers>> Buffers::create(io::Io& io, size_t total_bytes) {
   auto buffers = std::make_unique<Buffers>();
-  for (size_t use = 0; use < kBufferUses; use++) {
-    io::BufferPool::Options options;
-    options.arena_bytes = total_bytes / 16 * kShares[use];
-    if (options.arena_bytes == 0) options.arena_bytes = 1;
-    FFS_TRY(buffers->pools_[use], io::BufferPool::create(&io, options));
-  }
+  buffers->io_ = &io;
+  buffers->asked_bytes_ = total_bytes;
+  FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kRead), kReadShare));
+  FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kUpdate), kUpdateShare));
+  FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kTail), kTailShare));
+  FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kBeforeTail), kBeforeTailShare));
   return buffers;
+}
+
+Status Buffers::make_pool(size_t use, size_t sixteenths) {
+  io::BufferPool::Options options;
+  options.arena_bytes = std::max<size_t>(asked_bytes_ / 16 * sixteenths, 1);
+  FFS_TRY(pools_[use], io::BufferPool::create(io_, options));
+  return ok_status();
+}
+
+Status Buffers::grow_to_members(uint32_t member_count) {
+  for (uint32_t behind = 0; behind + 1 < member_count; behind++) {
+    const auto use = static_cast<size_t>(use_by_distance(behind));
+    if (pools_[use] == nullptr) FFS_TRY_STATUS(make_pool(use, kFartherShare));
+  }
+  return ok_status();
 }
 
 uint8_t* Buffers::try_allocate(BufferUse use, uint32_t bytes) {
@@ -60,7 +76,7 @@ void Buffers::cancel(BufferWaiter* waiter) {
 
 void Buffers::release(uint8_t* buffer) {
   for (size_t use = 0; use < kBufferUses; use++) {
-    if (!pools_[use]->contains(buffer)) continue;
+    if (pools_[use] == nullptr || !pools_[use]->contains(buffer)) continue;
     pools_[use]->release(buffer);
     lines_[use].released = true;
     return;
@@ -85,7 +101,7 @@ void Buffers::serve_waiters() {
 
 io::BufferPool& Buffers::pool_of(const uint8_t* buffer) const {
   for (const auto& pool : pools_) {
-    if (pool->contains(buffer)) return *pool;
+    if (pool != nullptr && pool->contains(buffer)) return *pool;
   }
   FFS_CHECK(false && "a buffer of no pool");
   return *pools_[0];
@@ -93,13 +109,13 @@ io::BufferPool& Buffers::pool_of(const uint8_t* buffer) const {
 
 uint64_t Buffers::total_bytes() const {
   uint64_t total = 0;
-  for (const auto& pool : pools_) total += pool->arena_bytes();
+  for (const auto& pool : pools_) total += pool != nullptr ? pool->arena_bytes() : 0;
   return total;
 }
 
 uint64_t Buffers::free_bytes() const {
   uint64_t total = 0;
-  for (const auto& pool : pools_) total += pool->free_bytes();
+  for (const auto& pool : pools_) total += pool != nullptr ? pool->free_bytes() : 0;
   return total;
 }
 

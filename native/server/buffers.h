@@ -1,7 +1,8 @@
 // Memory for data on its way through a shard, in pools by use, so that no use can starve another
 // that would free it (docs/architecture.md, Buffers): a read waits for the device and its
 // client only; an update of a client waits for the chain behind it; an update from a predecessor
-// waits for the members behind *this* one, hence a pool by distance from the tail.
+// waits for the members behind *this* one, hence a pool by distance from the tail: whoever holds a
+// buffer waits only for those who are nearer to their tail, so no circle of full pools can form.
 // One shard thread.
 #pragma once
 
@@ -9,18 +10,19 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/ids.h"
 #include "base/result.h"
 #include "io/buffer_pool.h"
 #include "io/io.h"
 
 namespace ffs::server {
 
-enum class BufferUse : uint8_t { kRead, kUpdate, kTail, kBeforeTail, kFarther };
-constexpr size_t kBufferUses = 5;
+// kTail + n: updates from a predecessor, with n members behind this one.
+enum class BufferUse : uint8_t { kRead, kUpdate, kTail, kBeforeTail };
+constexpr size_t kBufferUses = 2 + kMaxReplicas - 1;
 
-inline BufferUse use_by_distance(uint32_t members_behind) {
-  if (members_behind == 0) return BufferUse::kTail;
-  return members_behind == 1 ? BufferUse::kBeforeTail : BufferUse::kFarther;
+constexpr BufferUse use_by_distance(uint32_t members_behind) {
+  return static_cast<BufferUse>(static_cast<uint32_t>(BufferUse::kTail) + members_behind);
 }
 
 // Somebody who waits for a buffer. `ready` runs from Buffers::serve_waiters with the buffer, which
@@ -37,8 +39,12 @@ struct BufferWaiter {
 
 class Buffers {
  public:
-  // Splits `total_bytes` (rounded up so that each pool holds a chunk). Blocks.
+  // Splits `total_bytes` (rounded up so that each pool holds a chunk) for chains of at most three
+  // members. Blocks.
   static Result<std::unique_ptr<Buffers>> create(io::Io& io, size_t total_bytes);
+
+  // Makes the pools that longer chains need, each a sixteenth of the whole. Blocks.
+  Status grow_to_members(uint32_t member_count);
 
   // A buffer now, or null: then the waiter stands in its line (first come, first served) and its
   // `ready` is called later. waiter->use and bytes are set here.
@@ -64,9 +70,12 @@ class Buffers {
     BufferWaiter* last = nullptr;
     bool released = false;  // something came back since the line was served
   };
+  Status make_pool(size_t use, size_t sixteenths);
   io::BufferPool& pool_of(const uint8_t* buffer) const;
   void unlink(BufferWaiter* waiter);
 
+  io::Io* io_ = nullptr;
+  size_t asked_bytes_ = 0;
   std::array<std::unique_ptr<io::BufferPool>, kBufferUses> pools_;
   std::array<Line, kBufferUses> lines_;
   uint64_t waiting_ = 0;

@@ -98,8 +98,17 @@ void Shard::run_completions() {
 
 // --- messages -------------------------------------------------------------------------------------
 
-void Shard::run(Target&, const craq::SendUpdate& effect) {
-  net::SendQueue* queue = peers_->lane(effect.header.to, LaneKind::kDown);
+// The lane for what goes down to a member: by how many members stand behind that one.
+net::SendQueue* Shard::down_lane(const Target& target, TargetId to) {
+  for (uint32_t i = 0; i < target.recorded.member_count; i++) {
+    if (target.recorded.members[i].target != to) continue;
+    return peers_->lane(to, lane_down(target.recorded.member_count - 1 - i));
+  }
+  return nullptr;
+}
+
+void Shard::run(Target& target, const craq::SendUpdate& effect) {
+  net::SendQueue* queue = down_lane(target, effect.header.to);
   if (queue == nullptr) return;  // sent again when the lane is up
   wire::Forward forward = forward_of(effect);
   if (effect.update.payload == craq::kNoBuffer) {
@@ -117,9 +126,9 @@ void Shard::run(Target&, const craq::SendUpdate& effect) {
       net::Bytes(payload->data(), payload->length), reinterpret_cast<uint64_t>(payload) | 1);
 }
 
-void Shard::run(Target&, const craq::SendNotice& effect) {
-  const LaneKind kind = goes_down(effect.notice.type) ? LaneKind::kDown : LaneKind::kUp;
-  net::SendQueue* queue = peers_->lane(effect.header.to, kind);
+void Shard::run(Target& target, const craq::SendNotice& effect) {
+  net::SendQueue* queue = goes_down(effect.notice.type) ? down_lane(target, effect.header.to)
+                                                        : peers_->lane(effect.header.to, kLaneUp);
   if (queue != nullptr) queue->push(Type::kNotice, 0, notice_of(effect));
 }
 

@@ -25,8 +25,9 @@ std::string Peers::place_key(const Route& route) {
   return route.host + ":" + std::to_string(route.port) + " " + route.socket_path + " " + route.host_id;
 }
 
-void Peers::set_routes(const std::vector<Route>& routes, uint64_t now_ms) {
+void Peers::set_routes(const std::vector<Route>& routes, uint32_t member_count, uint64_t now_ms) {
   now_ms_ = now_ms;
+  lanes_ = std::clamp(member_count, lanes_, kMaxLanes);
   for (auto& [key, peer] : peers_) peer->wanted = false, peer->targets.clear();
   by_target_.clear();
   for (const Route& route : routes) {
@@ -34,10 +35,9 @@ void Peers::set_routes(const std::vector<Route>& routes, uint64_t now_ms) {
     if (peer == nullptr) {
       peer = std::make_unique<Peer>();
       peer->place = route;
-      for (size_t i = 0; i < 2; i++) {
-        peer->lanes[i].owner = this;
-        peer->lanes[i].peer = peer.get();
-        peer->lanes[i].kind = static_cast<LaneKind>(i);
+      for (Lane& lane : peer->lanes) {
+        lane.owner = this;
+        lane.peer = peer.get();
       }
     }
     peer->wanted = true;
@@ -56,10 +56,10 @@ void Peers::set_routes(const std::vector<Route>& routes, uint64_t now_ms) {
   tick(now_ms);
 }
 
-net::SendQueue* Peers::lane(TargetId target, LaneKind kind) {
+net::SendQueue* Peers::lane(TargetId target, LaneNumber number) {
   auto found = by_target_.find(target.value);
   if (found == by_target_.end()) return nullptr;
-  Lane& lane = found->second->lanes[static_cast<size_t>(kind)];
+  Lane& lane = found->second->lanes[number];
   if (lane.state != Lane::State::kUp) return nullptr;
   list(lane);
   return &lane.connection.queue;
@@ -93,7 +93,8 @@ void Peers::tick(uint64_t now_ms) {
   forget_unwanted();
   if (closed_) return;
   for (auto& [key, peer] : peers_) {
-    for (Lane& lane : peer->lanes) {
+    for (uint32_t i = 0; i < lanes_; i++) {
+      Lane& lane = peer->lanes[i];
       if (lane.state == Lane::State::kIdle && now_ms >= lane.retry_at_ms) dial(lane, now_ms);
     }
   }
@@ -187,11 +188,16 @@ bool Peers::read_lane(Lane& lane) {
     lane.state = Lane::State::kUp;
     lane.attempts = 0;
     Peer* peer = lane.peer;
-    if (peer->lanes[0].state == Lane::State::kUp && peer->lanes[1].state == Lane::State::kUp) {
+    if (all_up(*peer)) {
       log(LogLevel::kInfo, "connected to the peer at %s", place_key(peer->place).c_str());
       for (TargetId target : peer->targets) events_.connected(events_.owner, target);
     }
   }
+}
+
+bool Peers::all_up(const Peer& peer) const {
+  return std::all_of(peer.lanes.begin(), peer.lanes.begin() + lanes_,
+                     [](const Lane& lane) { return lane.state == Lane::State::kUp; });
 }
 
 void Peers::close_lane(Lane& lane, const char* why) {

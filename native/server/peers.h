@@ -1,7 +1,9 @@
-// This shard's connections to the shards of its chains' other members. Two lanes each: `down`
-// carries updates and what must follow them in order, `up` carries what never waits for a buffer
-// on the other side. A lane that is down drops what it is given: the replicas send again when it is
-// back (craq/replica.h, on_peer_connected). One shard thread.
+// This shard's connections to the shards of its chains' other members, several lanes each: one `up`
+// for what never waits for a buffer on the other side, and one `down` for each distance of the
+// receiver from its tail, for updates and what must follow them in order. So a full pool on the
+// other side holds up only those updates that wait for the same pool (server/buffers.h), and never
+// the acknowledgements that will empty it. A lane that is down drops what it is given: the
+// replicas send again when it is back (craq/replica.h, on_peer_connected). One shard thread.
 #pragma once
 
 #include <array>
@@ -29,7 +31,13 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
-enum class LaneKind : uint8_t { kDown = 0, kUp = 1 };
+// 0: up; 1 + n: down to a member with n members behind it.
+using LaneNumber = uint32_t;
+constexpr LaneNumber kLaneUp = 0;
+constexpr LaneNumber lane_down(uint32_t members_behind) {
+  return 1 + members_behind;
+}
+constexpr uint32_t kMaxLanes = kMaxReplicas;
 
 class Peers {
  public:
@@ -40,7 +48,7 @@ class Peers {
     std::string host_id;
     std::string congestion;
   };
-  // `connected` runs when both lanes to the target's shard are up; `released` gets the tokens of
+  // `connected` runs when all lanes to the target's shard are up; `released` gets the tokens of
   // payloads that were sent or dropped.
   struct Events {
     void* owner = nullptr;
@@ -52,9 +60,10 @@ class Peers {
 
   // The members that this shard talks to, with their places. Lanes to places that are no longer
   // named end; new ones are dialled.
-  void set_routes(const std::vector<Route>& routes, uint64_t now_ms);
+  // member_count: of the longest chain.
+  void set_routes(const std::vector<Route>& routes, uint32_t member_count, uint64_t now_ms);
   // The queue of a lane that is up, or null.
-  net::SendQueue* lane(TargetId target, LaneKind kind);
+  net::SendQueue* lane(TargetId target, LaneNumber number);
   void flush();                // sends what was queued since the last time
   void tick(uint64_t now_ms);  // dials again
   void close();                // no more lanes; drained() says when all is over
@@ -67,7 +76,6 @@ class Peers {
     enum class State { kIdle, kConnecting, kHello, kUp, kClosing };
     Peers* owner = nullptr;
     Peer* peer = nullptr;
-    LaneKind kind{};
     State state = State::kIdle;
     net::Connection connection;
     io::Poll poll;
@@ -78,7 +86,7 @@ class Peers {
   struct Peer {
     Route place;  // of its first target
     std::vector<TargetId> targets;
-    std::array<Lane, 2> lanes;
+    std::array<Lane, kMaxLanes> lanes;
     bool wanted = true;
   };
   static std::string place_key(const Route& route);
@@ -89,6 +97,7 @@ class Peers {
   void flush_lane(Lane& lane);
   void close_lane(Lane& lane, const char* why);
   void list(Lane& lane);
+  bool all_up(const Peer& peer) const;
   void forget_unwanted();
 
   io::Io& io_;
@@ -101,6 +110,7 @@ class Peers {
   std::vector<uint64_t> released_;
   uint64_t now_ms_ = 0;
   uint32_t open_lanes_ = 0;
+  uint32_t lanes_ = 2;  // that are used
   bool closed_ = false;
 };
 

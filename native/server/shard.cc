@@ -223,10 +223,12 @@ void Shard::configure(const Routing& routing) {
     std::unordered_map<uint64_t, const Route*> places;
     for (const Route& route : routing.targets) places[route.target.value] = &route;
     std::unordered_map<uint64_t, Route> neighbours;
+    uint32_t longest = 1;
     for (const ChainRoute& chain : routing.chains) {
       for (uint32_t i = 0; i < chain.config.member_count; i++) {
         const TargetId id = chain.config.members[i].target;
         if (!store_->has_target(id)) continue;
+        longest = std::max(longest, chain.config.member_count);
         for (uint32_t k = 0; k < chain.config.member_count; k++) {
           auto place = places.find(chain.config.members[k].target.value);
           if (k != i && place != places.end()) neighbours[place->first] = *place->second;
@@ -235,7 +237,13 @@ void Shard::configure(const Routing& routing) {
     }
     std::vector<Route> routes;
     for (auto& [id, route] : neighbours) routes.push_back(route);
-    peers_->set_routes(routes, now_ms_);
+    const Status grown = buffers_->grow_to_members(longest);
+    if (!grown.ok()) {
+      log(LogLevel::kError, "shard %u: no memory for chains of %u members: %s", config_.number, longest,
+          grown.error().what != nullptr ? grown.error().what : std::strerror(grown.error().code));
+      return;
+    }
+    peers_->set_routes(routes, longest, now_ms_);
 
     for (const ChainRoute& chain : routing.chains) {
       for (uint32_t i = 0; i < chain.config.member_count; i++) {

@@ -188,6 +188,7 @@ class Shard {
     in_event_ = false;
   }
   void run_effects(Target& target);
+  net::SendQueue* down_lane(const Target& target, TargetId to);
   void run(Target& target, const craq::SendUpdate& effect);
   void run(Target& target, const craq::SendNotice& effect);
   void run(Target& target, const craq::Reply& effect);

@@ -65,11 +65,14 @@ struct Node {
   uint64_t incarnation = 0;
 };
 
-// A cluster of `count` nodes that form one chain, 1; the targets are 101, 102, ...
+// A cluster of nodes that form chains 1, 2, ... of all of them. Member m of chain 1 is node m, target
+// 101 + m; chain c is rotated by c - 1: its member m is node (m + c - 1) % nodes, its targets
+// are 1000 (c - 1) + 101 + node.
 class Cluster {
  public:
   struct Options {
     uint32_t nodes = 1;
+    uint32_t chains = 1;
     uint64_t device_bytes = 512ull << 20;
     size_t pool_bytes = 96u << 20;
     uint32_t max_ops = 1024;
@@ -92,7 +95,8 @@ class Cluster {
     form();
   }
 
-  static uint64_t target(uint32_t index) { return 101 + index; }
+  static uint64_t target(uint32_t node, uint32_t chain = 1) { return 1000 * (chain - 1) + 101 + node; }
+  uint32_t member(uint32_t chain, uint32_t index) const { return (index + chain - 1) % options_.nodes; }
   Node& node(uint32_t index) { return nodes_[index]; }
   const std::string& dir() const { return dir_.path; }
   ChainVersion version() const { return version_; }
@@ -130,23 +134,26 @@ class Cluster {
     Routing routing;
     routing.epoch = ++epoch_;
     routing.manager_ms = 1000;
-    ChainRoute chain;
-    chain.chain = ChainId(1);
-    chain.proposed = proposed;
-    chain.config.version = version_;
-    chain.config.member_count = options_.nodes;
-    for (uint32_t i = 0; i < options_.nodes; i++) {
-      chain.config.members[i] = {TargetId(target(i)), craq::MemberState::serving};
-      Route route;
-      route.target = TargetId(target(i));
-      route.node = NodeId(nodes_[i].number);
-      route.host = "127.0.0.1";
-      route.port = nodes_[i].shard->port();
-      route.host_id = options_.local_peers ? *net::host_id() : "elsewhere";
-      route.socket_path = nodes_[i].shard->socket_path();
-      routing.targets.push_back(route);
+    for (uint32_t number = 1; number <= options_.chains; number++) {
+      ChainRoute chain;
+      chain.chain = ChainId(number);
+      chain.proposed = proposed;
+      chain.config.version = version_;
+      chain.config.member_count = options_.nodes;
+      for (uint32_t i = 0; i < options_.nodes; i++) {
+        const uint32_t node = member(number, i);
+        chain.config.members[i] = {TargetId(target(node, number)), craq::MemberState::serving};
+        Route route;
+        route.target = TargetId(target(node, number));
+        route.node = NodeId(nodes_[node].number);
+        route.host = "127.0.0.1";
+        route.port = nodes_[node].shard->port();
+        route.host_id = options_.local_peers ? *net::host_id() : "elsewhere";
+        route.socket_path = nodes_[node].shard->socket_path();
+        routing.targets.push_back(route);
+      }
+      routing.chains.push_back(chain);
     }
-    routing.chains.push_back(chain);
     for (Node& node : nodes_) {
       if (node.server != nullptr) node.server->configure(routing);
     }
@@ -188,7 +195,9 @@ class Cluster {
     REQUIRE(io.ok());
     engine::FormatOptions format;
     std::memcpy(format.cluster.data(), kCluster.data(), 16);
-    format.targets = {TargetId(100 + node.number)};
+    for (uint32_t chain = 1; chain <= options_.chains; chain++) {
+      format.targets.emplace_back(target(static_cast<uint32_t>(node.number - 1), chain));
+    }
     format.size_bytes = options_.device_bytes;
     format.max_chunks = 4096;
     format.sparse = true;

@@ -342,6 +342,40 @@ TEST_CASE("32 writers with small pools wait and none fails (S7)") {
   CHECK(cluster.node(0).shard->metrics().errors == 0);
 }
 
+// Every node is head of some chains and in the middle and at the end of others: full pools must not
+// wait for each other in a circle.
+TEST_CASE("many writers over chains in all directions with small pools all finish") {
+  for (const uint32_t nodes : {3u, 5u}) {
+    Cluster::Options options;
+    options.nodes = nodes;
+    options.chains = 2 * nodes;
+    options.pool_bytes = 1;
+    Cluster cluster(options);
+    std::vector<std::thread> writers;
+    std::atomic<int> failures{0};
+    for (uint32_t chain = 1; chain <= options.chains; chain++) {
+      writers.emplace_back([&, chain] {
+        const uint32_t head = cluster.member(chain, 0);
+        const auto transport = chain % 2 == 0 ? net::Transport::kTcp : net::Transport::kLocal;
+        TestClient client(*cluster.node(head).shard, transport, kClient + chain);
+        client.ready();
+        client.base.chain = chain;
+        client.base.target = Cluster::target(head, chain);
+        const auto data = pattern(1 << 20, chain);
+        std::vector<uint64_t> ids;
+        for (uint32_t i = 0; i < 40; i++) {
+          wire::Update update = client.update(UpdateKind::kCreate, 1000 * chain + i, 0, 1 << 20);
+          update.context.client = 0;
+          ids.push_back(client.send_update(update, data, transport == net::Transport::kTcp));
+        }
+        for (const uint64_t id : ids) failures += client.wait(id).code() == 0 ? 0 : 1;
+      });
+    }
+    for (auto& writer : writers) writer.join();
+    CHECK(failures == 0);
+  }
+}
+
 TEST_CASE("sessions over the limit wait in line") {
   Cluster::Options options;
   options.max_sessions = 4;
