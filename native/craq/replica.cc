@@ -507,7 +507,7 @@ void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
   FFS_CHECK(c->staging == p);
   c->staging = nullptr;
   p->disk = outcome == Outcome::ok ? Pending::Disk::staged : Pending::Disk::queued;
-  if (outcome == Outcome::no_space || outcome == Outcome::over_quota) {
+  if (outcome == Outcome::no_space || outcome == Outcome::over_quota || outcome == Outcome::fenced) {
     fall(p, outcome);
     return advance_refusal(c);
   }

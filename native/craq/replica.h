@@ -99,7 +99,8 @@ struct ClientSetSpaceEpoch {
 };
 
 // To the head: removes up to `limit` chunks of a space, in key order, each behind its pendings.
-// The space's least epoch must be the maximum already (else invalid). Reply::key is the last
+// space_epoch is judged as with an update. If it is the maximum, which is for the removal of the
+// space itself, the space's least epoch must be that already (else invalid). Reply::key is the last
 // key taken, for the next page; Reply::more says whether there is one.
 struct ClientRemovePage {
   RequestToken token = 0;
@@ -109,6 +110,7 @@ struct ClientRemovePage {
   bool has_after = false;
   ChunkKey after;
   uint32_t limit = 64;
+  uint64_t space_epoch = UINT64_MAX;
   uint64_t deadline_ms = 0;
 };
 
@@ -173,7 +175,8 @@ struct Release {
 // Make a pending version durable; commit_now: and commit it with the same record (what was
 // committed before stays so, and can be read, until the completion). The retry
 // entry of update.identity goes with it (pending, or done with commit_now). Completes with ok,
-// no_space, over_quota (nothing was changed), or io_error (the device is poisoned).
+// no_space, over_quota, fenced (nothing was changed: a refusal, which travels up), or io_error (the
+// device is poisoned). Fences and epochs needn't be judged: the head did.
 // update.base is the newest version in the store; base_absent: there is no chunk.
 struct Stage {
   OpId op = 0;

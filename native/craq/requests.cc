@@ -198,9 +198,13 @@ void Replica::Machine::finish_epoch(EpochChange* e) {
 
 void Replica::Machine::judge_remove_page(Request* r, const ClientRemovePage& page) {
   if (!chain_allows(r, /*head_only=*/true)) return;
-  if (least_epoch(page.space) != UINT64_MAX || page.limit == 0) return reply(r, Outcome::invalid);
+  const uint64_t least = least_epoch(page.space);
+  const bool whole = page.space_epoch == UINT64_MAX;
+  if (page.limit == 0 || (whole && least != UINT64_MAX)) return reply(r, Outcome::invalid);
+  if (least > page.space_epoch) return reply(r, Outcome::stale_epoch);
   for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
-    if (p->update.key.space() == page.space) return park(r);  // behind what is pending
+    if (p->update.key.space() != page.space || (page.has_after && p->update.key <= page.after)) continue;
+    return park(r);  // behind what is pending
   }
   r->state = Request::State::removing_page;
   r->reply.key = page.after;
@@ -214,7 +218,7 @@ void Replica::Machine::judge_remove_page(Request* r, const ClientRemovePage& pag
       ClientUpdate u;
       u.key = *key;
       u.kind = UpdateKind::remove;
-      u.space_epoch = UINT64_MAX;
+      u.space_epoch = page.space_epoch;
       Pending* p = number(u, c);
       p->page = r;
       r->outstanding++;

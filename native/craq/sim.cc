@@ -260,6 +260,7 @@ class Sim {
     p.has_after = in.u8() != 0;
     p.after = in.key();
     p.limit = in.u32();
+    p.space_epoch = in.u64();
     p.deadline_ms = in.u64();
     return in.done() && run([&] { replica_->on_client_remove_page(p, now_ms_, effects_); });
   }

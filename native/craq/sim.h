@@ -17,7 +17,8 @@
  *    5 READ      token u64, chain, authority u16, key, offset u32, length u32, epoch u64,
  *                flags u8 (1 uncommitted_ok, 2 facts_only, 4 compare_tag), tag u64, deadline u64
  *    6 SET_EPOCH token u64, chain, authority u16, space u64, epoch u64, deadline u64
- *    7 REMOVE_PAGE token u64, chain, authority u16, space u64, has_after u8, key, limit u32, deadline u64
+ *    7 REMOVE_PAGE token u64, chain, authority u16, space u64, has_after u8, key, limit u32,
+ *                epoch u64, deadline u64
  *    8 LAST_CHUNK  token u64, chain, authority u16, space u64, deadline u64
  *    9 MESSAGE   payload_state u8, message bytes (as a SEND effect gave them)
  *   10 DISK      count u32: so many further journal records become durable

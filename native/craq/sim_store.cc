@@ -63,6 +63,9 @@ std::string ModelState::apply(const Record& r) {
       break;
     case RecordKind::fence:
       fenced.insert(r.space);
+      for (auto at = retry.begin(); at != retry.end();) {
+        at = at->first.first == r.space ? retry.erase(at) : std::next(at);
+      }
       break;
   }
   // Like the engine, the model forgets a chunk that is neither committed nor pending.

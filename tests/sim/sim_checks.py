@@ -96,6 +96,7 @@ class History:
         self.identity_of: dict[tuple[bytes, Version], Identity] = {}
         self.least_epoch: dict[int, int] = {}  # acknowledged
         self.commits = 0
+        self.fenced: set[int] = set()  # clients whose retry entries may be gone
 
     def chunk(self, key: bytes) -> Chunk:
         c = self.chunks.get(key)
@@ -111,8 +112,13 @@ class History:
             self._staged(s, r)
         elif r.kind == RecordKind.COMMIT:
             s.position[r.key] = self._committed(s, r)
-        elif r.kind == RecordKind.REFUSE and r.version in self.chunk(r.key).positions and r.identity[0]:
+        elif r.kind == RecordKind.REFUSE and self._known(r):
             raise Violation(f"I1: member {s.index} refuses the committed {r.version} ({r.outcome.name})")
+
+    def _known(self, r: Record) -> bool:
+        """Committed, with a retry entry that says so."""
+        remembered = r.identity[0] != 0 and r.identity[0] not in self.fenced
+        return remembered and r.version in self.chunk(r.key).positions
 
     def durable(self, s: Shadow, count: int) -> None:
         for r in s.tail[:count]:
@@ -175,8 +181,8 @@ class History:
         now = s.position.get(r.key, 0)
         position = c.positions.get(r.version)
         if position is None:
-            # A create and its removal, both without an identity, may be refused when they come again
-            # to a member that has committed both: nobody can tell.
+            # A create and its removal, both without a retry entry, may be refused when they come again
+            # to a member that has committed both, or be dropped: nobody can tell.
             same = c.states[now] == c.states[-1] == ABSENT
             if now != len(c.states) - 1 and not same:
                 raise Violation(

@@ -221,9 +221,10 @@ def set_epoch(now: int, token: int, chain: Chain, space: int, epoch: int, deadli
 
 
 def remove_page(
-    now: int, token: int, chain: Chain, space: int, after: bytes | None, limit: int, deadline: int = 0
-) -> bytes:
-    tail = struct.pack("<B24sIQ", after is not None, after or bytes(24), limit, deadline)
+    now: int, token: int, chain: Chain, space: int, after: bytes | None, limit: int, deadline: int = 0,
+    epoch: int = MAX_EPOCH,
+) -> bytes:  # fmt: skip
+    tail = struct.pack("<B24sIQQ", after is not None, after or bytes(24), limit, epoch, deadline)
     return _HEAD.pack(7, now) + _SPACE.pack(token, *chain, Outcome.OK, space) + tail
 
 

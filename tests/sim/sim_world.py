@@ -51,6 +51,7 @@ class Plan:
     no_space: float = 0.0  # share of the time in which some member is full
     manager_dies: float = 0.0
     epochs: bool = False  # space epochs, removal of a space
+    fences: bool = False  # sessions end: clients are fenced, their retry entries go
     uncached: float = 0.1  # updates sent twice by the network
     mix: tuple[int, ...] = (6, 1, 1, 1, 2, 6)  # write truncate remove replace create read
     per_chunk: int = 16
@@ -76,6 +77,7 @@ class Plan:
         p.no_space = rng.choice((0.0, 0.0, 0.3))
         p.manager_dies = rng.choice((0.0, 0.1))
         p.epochs = rng.random() < 0.3
+        p.fences = rng.random() < 0.3
         p.uncached = rng.choice((0.0, 0.2))
         p.mix = rng.choice(((6, 1, 1, 1, 2, 6), (8, 0, 0, 0, 0, 4), (2, 2, 3, 1, 3, 6), (4, 1, 1, 1, 1, 20)))
         p.per_chunk = rng.choice((1, 3, 16))
@@ -114,7 +116,6 @@ class Client:
     number: int
     chain: tuple[int, int] = (0, 0)
     sequences: dict[int, int] = field(default_factory=dict)
-    busy: int = 0
 
 
 class World:
@@ -137,6 +138,8 @@ class World:
         self.token = 0
         self.open: list[Attempts] = []
         self.clients = [Client(i + 1) for i in range(self.plan.clients)]
+        self.sessions = self.plan.clients
+        self.fenced: list[int] = []
         self.finished_ops = 0
         self.serial = 0
         self.epoch = 1  # of SPACE, as the metadata service has it
@@ -355,9 +358,30 @@ class World:
         if self.now < self.hold:
             self.at(self.hold - self.now, self.client_goes_on, client, channel)
             return
+        if self.plan.fences and self.rng.random() < 0.03:
+            client = self.new_session(client, channel)
         a = self.new_attempts(client, channel)
         self.open.append(a)
         self.attempt(client, channel, a)
+
+    def new_session(self, client: Client, channel: int) -> Client:
+        """One channel goes on as a client of its own; its old session ends, whatever it has under way."""
+        self.sessions += 1
+        fresh = Client(self.sessions, client.chain)
+        if client.number not in self.fenced:
+            self.fenced.append(client.number)
+            self.history.fenced.add(client.number)
+            for node in self.nodes:
+                self.at(self.rng.randint(1, 2000), self.fence, node, client.number)
+        return fresh
+
+    def fence(self, node: Node, number: int) -> None:
+        if not node.up or node.shadow.tail:  # the model's fence is one record: keep it durable at once
+            self.at(50, self.fence, node, number)
+            return
+        self.step(node, wire.fence(self.now, number))
+        self.history.durable(node.shadow, len(node.shadow.tail))
+        self.step(node, wire.disk(self.now, 1))
 
     def new_attempts(self, client: Client, channel: int) -> Attempts:
         rng = self.rng
