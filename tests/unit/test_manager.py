@@ -27,6 +27,7 @@ from ffs.errors import (
 from ffs.proto import cluster as proto
 from ffs.proto.records import FencedClient
 from ffs.rpc.handshake import Peer
+from metadata.cluster.chain import Proposal
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.lease import Lease, Watch
 from metadata.cluster.manager import Manager
@@ -360,6 +361,23 @@ def test_a_silent_node_is_marked_and_comes_back() -> None:
             assert not any(chain.writable for chain in status.chains)
             await until_serving(process, all_nodes)  # a pause, not a restart: the same version goes on
             assert process.routing.view.nodes[all_nodes[2].id].alive
+
+    run(body)
+
+
+def test_a_record_whose_grounds_have_gone_isnt_made() -> None:
+    """A member restarts, or the chain changes, between the decision and its transaction."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            registry = process.manager._registry
+            chain = process.routing.view.chains[1]
+            good = Proposal((chain.term, chain.counter + 1), process.routing.view.incarnations(chain))
+            await all_nodes[1].start(process)
+            assert await registry.record_chains([(chain, good)]) == []
+            now = Proposal(good.version, process.routing.view.incarnations(chain))
+            assert [c.counter for c in await registry.record_chains([(chain, now)])] == [chain.counter + 1]
+            assert await registry.record_chains([(chain, now)]) == []
 
     run(body)
 
