@@ -11,7 +11,7 @@
 //
 // Errors are positive errno numbers in `op.error` (0: success) with a static text in `op.what`:
 //   ENOENT    no such chunk or version          EEXIST   that version is there already
-//   ESTALE    base is neither committed nor pending, or it was dropped meanwhile; client fenced
+//   ESTALE    base is neither committed nor pending, or it was dropped meanwhile
 //   ENOSPC    no room on the device (max_chunks and snapshot room count too); nothing is changed
 //   EINVAL    a bad argument                    EBADMSG  a granule failed its checksum
 //   EBUSY     a chunk has 64 pending versions already
@@ -407,7 +407,9 @@ class ChunkStore {
   // Copies an entry (recovery of a replica). Durable on completion; op may be null.
   void retry_set(TargetId target, ClientId client, ChainId chain, uint32_t channel, const RetryEntry& entry,
                  StoreOp* op);
-  // Drops the client's entries on all targets and refuses it from then on. Durable on completion.
+  // Drops the client's entries on all targets, and makes none for it from then on. Durable on
+  // completion. Whether a fenced client's update is refused is judged where it arrives from the
+  // client (the head), by `fenced`: stage() takes what a predecessor forwards, or a chain would jam.
   void fence(ClientId client, StoreOp* op);
   bool fenced(ClientId client) const;
 

@@ -86,8 +86,6 @@ const char* ChunkStore::Impl::stage_error(const StageOp& op, int* code) const {
       return "an unknown kind of update";
   }
   if (data_bytes(op) != 0 && op.data == nullptr) return "an update without its data";
-  *code = ESTALE;
-  if (fenced_client(op.identity.client)) return "the client is fenced";
   *code = EIO;
   if (poisoned) return "the store is poisoned by a failed journal write: restart it";
   return nullptr;

@@ -12,6 +12,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "base/fd.h"
 
@@ -46,6 +47,28 @@ Result<Device> describe_block_device(Fd fd, const struct stat& status) {
 
 }  // namespace
 
+namespace {
+
+// A process that was killed with an io_uring keeps its files for a moment after it is gone: the
+// kernel takes the ring apart in the background. So a device in use is asked for again.
+template <typename Try>
+int try_for_a_while(Try attempt) {
+  constexpr int kAttempts = 100;
+  constexpr timespec kPause{0, 20'000'000};
+  int error = attempt();
+  for (int i = 1; i < kAttempts && (error == EBUSY || error == EWOULDBLOCK); i++) {
+    ::nanosleep(&kPause, nullptr);
+    error = attempt();
+  }
+  return error;
+}
+
+int lock_device(int fd) {
+  return try_for_a_while([fd] { return ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; });
+}
+
+}  // namespace
+
 Result<Device> open_device(const std::string& path) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) return Error::of(errno, "no such device or file");
@@ -53,15 +76,18 @@ Result<Device> open_device(const std::string& path) {
   if (!block && !S_ISREG(status.st_mode))
     return Error::of(ENODEV, "neither a regular file nor a block device");
   // O_EXCL on a block device refuses one that is mounted or claimed.
-  Fd fd(::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0)));
-  if (!fd.valid()) {
-    if (errno == EINVAL) return Error::of(EINVAL, "the file system of this path has no O_DIRECT");
-    return Error::of(errno,
-                     errno == EBUSY ? "the device is in use (mounted or claimed)" : "opening the device");
-  }
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    return Error::of(errno == EWOULDBLOCK ? EBUSY : errno, "the device is in use by another process");
-  }
+  const int flags = O_RDWR | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0);
+  Fd fd;
+  int error = try_for_a_while([&] {
+    fd.reset(::open(path.c_str(), flags));
+    return fd.valid() ? 0 : errno;
+  });
+  if (error == EINVAL) return Error::of(EINVAL, "the file system of this path has no O_DIRECT");
+  if (error == EBUSY) return Error::of(EBUSY, "the device is in use (mounted or claimed)");
+  if (error != 0) return Error::of(error, "opening the device");
+  error = lock_device(fd.get());
+  if (error != 0)
+    return Error::of(error == EWOULDBLOCK ? EBUSY : error, "the device is in use by another process");
   if (::fstat(fd.get(), &status) != 0) return Error::of(errno, "stat of the device");
   if (block) return describe_block_device(std::move(fd), status);
   Device device;
@@ -124,7 +150,7 @@ Status make_device_file(const std::string& path, uint64_t size_bytes, bool spars
     return Error::of(
         errno, errno == EINVAL ? "the file system of this path has no O_DIRECT" : "making the device file");
   }
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return Error::of(EBUSY, "the device file is in use");
+  if (lock_device(fd.get()) != 0) return Error::of(EBUSY, "the device file is in use");
   Status filled = fill(fd.get(), size_bytes, sparse);
   if (!filled.ok() && made) ::unlink(path.c_str());
   return filled;

@@ -16,7 +16,7 @@ struct Device {
   bool volatile_cache = true;  // false only if the kernel says that the device writes through
 };
 
-// Opens for exclusive use. Errors: ENOENT, EACCES, EBUSY (in use: another process, or mounted),
+// Opens for exclusive use. Errors: ENOENT, EACCES, EBUSY (in use for 2 s: another process, or mounted),
 // ENODEV (neither a file nor a block device), EINVAL (no O_DIRECT here).
 Result<Device> open_device(const std::string& path);
 void close_device(Device& device);

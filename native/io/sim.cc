@@ -90,9 +90,9 @@ void SimIo::start(Op* op, OpKind kind, uint64_t offset, void* memory, uint32_t l
   Running running{op, next_id_++, nullptr};
   if (kind == OpKind::write) {
     running.bytes = std::make_shared<std::vector<uint8_t>>(op->memory, op->memory + length);
-    log_.push_back({SimEvent::write_started, running.id, offset, running.bytes});
+    note({SimEvent::write_started, running.id, offset, running.bytes});
   } else if (kind == OpKind::datasync) {
-    log_.push_back({SimEvent::sync_started, running.id, 0, nullptr});
+    note({SimEvent::sync_started, running.id, 0, nullptr});
   }
   in_flight_++;
   running_.push_back(std::move(running));
@@ -129,12 +129,12 @@ void SimIo::finish(size_t index) {
       result = -EIO;
     } else {
       image_.write(op->offset, op->memory, op->length);
-      log_.push_back({SimEvent::write_done, running.id, op->offset, nullptr});
+      note({SimEvent::write_done, running.id, op->offset, nullptr});
     }
   } else if (fail_sync_ > 0 && --fail_sync_ == 0) {
     result = -EIO;
   } else {
-    log_.push_back({SimEvent::sync_done, running.id, 0, nullptr});
+    note({SimEvent::sync_done, running.id, 0, nullptr});
   }
   complete(op, result);
 }

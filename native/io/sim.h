@@ -52,6 +52,7 @@ class SimIo final : public Io {
   const SimImage& image() const { return image_; }
   SimImage& image() { return image_; }
   const std::vector<SimEvent>& log() const { return log_; }
+  void stop_logging() { logging_ = false; }  // long runs that nobody crashes
 
   // The n-th write or flush from now on (1: the next) fails with EIO.
   void fail_write_after(uint64_t count) { fail_write_ = count; }
@@ -80,12 +81,16 @@ class SimIo final : public Io {
   };
   void start(Op* op, OpKind kind, uint64_t offset, void* memory, uint32_t length);
   void finish(size_t index);
+  void note(SimEvent event) {
+    if (logging_) log_.push_back(std::move(event));
+  }
 
   SimImage image_;
   std::mt19937_64 random_;
   std::vector<Running> running_;
   std::vector<SimEvent> log_;
   uint64_t next_id_ = 1;
+  bool logging_ = true;
   uint64_t fail_write_ = 0;
   uint64_t fail_sync_ = 0;
 };

@@ -200,6 +200,83 @@ TEST_CASE("devices that must be refused are refused, each with its own error") {
   CHECK(f.open().error().code == ENOSPC);
 }
 
+// ------------------------------------------------------------------------------ for tests/crash
+
+namespace {
+
+std::vector<uint8_t> worker_bytes(uint64_t key, uint64_t version) {
+  uint64_t seed = mix64(key * 1'000'003 + version);
+  return random_bytes(1 + seed % 200'000, seed);
+}
+
+// One writer of tests/crash/test_engine_kill.py: replaces, overwrites and removes nothing else than `key`.
+struct Worker {
+  FileStore* f;
+  uint64_t key = 0, version = 0;
+  StageOp op;
+  std::unique_ptr<Laid> laid;
+
+  void next() {
+    auto bytes = worker_bytes(key, version + 1);
+    laid = std::make_unique<Laid>(0, bytes);
+    op.target = TargetId(Harness::kTarget);
+    op.key = key_of(key);
+    op.base = v(version);
+    op.version = v(++version);
+    op.kind = UpdateKind::replace;
+    op.length = static_cast<uint32_t>(bytes.size());
+    op.data = laid->data;
+    op.tail_padded = true;
+    op.commit_now = true;
+    op.owner = this;
+    op.done = [](StoreOp* o) {
+      REQUIRE(o->error == 0);
+      auto self = static_cast<Worker*>(o->owner);
+      char line[64];
+      int length = std::snprintf(line, sizeof line, "ack %lu %lu\n", self->key, self->version);
+      REQUIRE(::write(1, line, static_cast<size_t>(length)) == length);
+      self->next();
+    };
+    f->store->stage(&op);
+  }
+};
+
+}  // namespace
+
+// FFS_ENGINE_WORKER=path: opens (or makes) the store there, checks "key version" lines of standard
+// input against it, says "verified", then writes until it is killed.
+TEST_CASE("worker") {
+  const char* path = std::getenv("FFS_ENGINE_WORKER");
+  if (path == nullptr) return;
+  FileStore f(std::getenv("FFS_ENGINE_PREAD") ? io::Backend::pread : io::Backend::uring, ".");
+  std::string own = std::exchange(f.path, path);
+  if (::access(path, F_OK) != 0) REQUIRE(ChunkStore::format(*f.io, path, f.options(kSmall, true)).ok());
+  Status opened = f.open();
+  REQUIRE_MESSAGE(opened.ok(), ChunkStore::last_open_message());
+  uint64_t key, least, verified = 0;
+  while (std::scanf("%lu %lu", &key, &least) == 2) {
+    ChunkInfo info;
+    REQUIRE(f.store->lookup(TargetId(Harness::kTarget), key_of(key), &info));
+    REQUIRE(info.version >= v(least));
+    REQUIRE(get(f, key, 300'000) == worker_bytes(key, info.version.update));
+    verified++;
+  }
+  REQUIRE(f.store->check_consistency() == "");
+  std::printf("verified %lu\n", verified);
+  std::fflush(stdout);
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (uint64_t k = 0; k < 6; k++) {
+    auto worker = std::make_unique<Worker>();
+    worker->f = &f;
+    worker->key = k;
+    ChunkInfo info;
+    if (f.store->lookup(TargetId(Harness::kTarget), key_of(k), &info)) worker->version = info.version.update;
+    worker->next();
+    workers.push_back(std::move(worker));
+  }
+  for (;;) f.io->run_once(10'000);
+}
+
 // ------------------------------------------------------------------------------ the bench
 
 namespace {
