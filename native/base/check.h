@@ -15,9 +15,9 @@ namespace ffs {
 
 }  // namespace ffs
 
-#define FFS_CHECK(expression)                                               \
-  do {                                                                      \
-    if (!(expression)) [[unlikely]] {                                       \
-      ::ffs::check_failed(#expression, __FILE__, __LINE__);                 \
-    }                                                                       \
+#define FFS_CHECK(expression)                               \
+  do {                                                      \
+    if (!(expression)) [[unlikely]] {                       \
+      ::ffs::check_failed(#expression, __FILE__, __LINE__); \
+    }                                                       \
   } while (0)

@@ -54,7 +54,9 @@ class [[nodiscard]] Result {
 };
 
 using Status = Result<Unit>;
-inline Status ok_status() { return Status(Unit{}); }
+inline Status ok_status() {
+  return Status(Unit{});
+}
 
 }  // namespace ffs
 
@@ -62,16 +64,16 @@ inline Status ok_status() { return Status(Unit{}); }
 #define FFS_CONCAT(a, b) FFS_CONCAT_INNER(a, b)
 
 // FFS_TRY(auto x, expression): x is the value, or the enclosing function returns the error.
-#define FFS_TRY(declaration, expression)                          \
-  auto FFS_CONCAT(try_, __LINE__) = (expression);                 \
-  if (!FFS_CONCAT(try_, __LINE__).ok()) {                         \
-    return FFS_CONCAT(try_, __LINE__).error();                    \
-  }                                                               \
+#define FFS_TRY(declaration, expression)          \
+  auto FFS_CONCAT(try_, __LINE__) = (expression); \
+  if (!FFS_CONCAT(try_, __LINE__).ok()) {         \
+    return FFS_CONCAT(try_, __LINE__).error();    \
+  }                                               \
   declaration = std::move(FFS_CONCAT(try_, __LINE__).value())
 
 // FFS_TRY_STATUS(expression): returns the error, or goes on.
-#define FFS_TRY_STATUS(expression)                                \
-  do {                                                            \
-    auto try_status = (expression);                               \
-    if (!try_status.ok()) return try_status.error();              \
+#define FFS_TRY_STATUS(expression)                   \
+  do {                                               \
+    auto try_status = (expression);                  \
+    if (!try_status.ok()) return try_status.error(); \
   } while (0)
