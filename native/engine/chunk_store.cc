@@ -280,12 +280,26 @@ void ChunkStore::refuse(TargetId target, const ChunkKey& key, const Version& ver
   op->store_kind = kPlainOp;
   if (index < 0 || code == 0) return s.fail_later(op, EINVAL, "no such target, or a refusal without a code");
   if (s.poisoned) return s.fail_later(op, EIO, "the store is poisoned by a failed journal write: restart it");
+  if (!s.table_room(op)) return;
+  if (OpList* queue = s.busy.find({static_cast<uint16_t>(index), key})) {
+    for (StoreOp* other = queue->head; other != nullptr; other = other->next) {
+      auto stage_op = static_cast<StageOp*>(other);
+      if (stage_op->version == version) stage_op->p.refused = true;
+    }
+  }
   RefuseRecord record{key,  version, identity.client.value, identity.sequence, identity.channel, chain.value,
                       code, 0};
   s.append_simple(RecordType::refuse, static_cast<uint16_t>(index), record);
   FFS_CHECK(s.state->refuse(static_cast<uint16_t>(index), record) == nullptr);
   s.counters.refused++;
   s.when_durable(op);
+}
+
+// Records without data may fill more than updates may: the tables waste nothing in their slices.
+bool ChunkStore::Impl::table_room(StoreOp* op) {
+  if (state->snapshot_bytes() < super.snapshot_bytes / 8 * 5) return true;
+  if (op != nullptr) fail_later(op, ENOSPC, "no room for more records in a snapshot");
+  return false;
 }
 
 bool ChunkStore::retry_lookup(TargetId target, ClientId client, ChainId chain, uint32_t channel,
@@ -304,10 +318,7 @@ void ChunkStore::retry_set(TargetId target, ClientId client, ChainId chain, uint
   int index = s.target_index(target);
   if (op != nullptr) op->store_kind = kPlainOp;
   const char* what = index < 0 ? "no such target on this device" : nullptr;
-  if (what == nullptr && s.state->snapshot_bytes() + kMaxBlockBytes > s.snapshot_limit()) {
-    if (op != nullptr) s.fail_later(op, ENOSPC, "no room for more records in a snapshot");
-    return;
-  }
+  if (what == nullptr && !s.table_room(op)) return;
   if (what != nullptr) {
     if (op != nullptr) s.fail_later(op, EINVAL, what);
     return;
@@ -322,6 +333,7 @@ void ChunkStore::retry_set(TargetId target, ClientId client, ChainId chain, uint
 
 void ChunkStore::fence(ClientId client, StoreOp* op) {
   if (op != nullptr) op->store_kind = kPlainOp;
+  if (!impl_->table_room(op)) return;
   impl_->append_simple(RecordType::fence, kDeviceRecord, FenceRecord{client.value});
   impl_->state->fence(client);
   impl_->when_durable(op);
@@ -339,6 +351,7 @@ void ChunkStore::set_space_epoch(TargetId target, uint64_t space, const SpaceEpo
     if (op != nullptr) s.fail_later(op, EINVAL, "no such target on this device");
     return;
   }
+  if (!s.table_room(op)) return;
   SpaceEpochRecord record{space, epoch.least_epoch, epoch.expiry_ms};
   s.append_simple(RecordType::space_epoch, static_cast<uint16_t>(index), record);
   s.state->set_space(static_cast<uint16_t>(index), space, epoch);
@@ -373,6 +386,7 @@ void ChunkStore::set_chain_state(TargetId target, std::span<const uint8_t> bytes
     if (op != nullptr) s.fail_later(op, EINVAL, "no such target, or a chain state of more than 4096 bytes");
     return;
   }
+  if (!s.table_room(op)) return;
   Writer writer = s.journal->append(chain_state_bytes(bytes.size()));
   encode_chain_state(writer, static_cast<uint16_t>(index), bytes);
   s.state->set_chain_state(static_cast<uint16_t>(index), bytes);

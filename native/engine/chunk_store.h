@@ -1,5 +1,5 @@
 // A chunk store on one device: the durable half of every replica whose target lives there
-// (docs/disk_format.md; shared rules in docs/architecture.md, Engine).
+// (docs/disk_format.md).
 //
 // Threads: one shard thread, the one that owns the Io. Nothing here is called from another.
 // Blocking: `format`, `open` and `close` run the Io until they are done; nothing else blocks.
@@ -235,6 +235,7 @@ struct StageOp : StoreOp {
     bool verify_span = false;
     bool holds_base = false;
     bool base_is_removal = false;
+    bool refused = false;  // by refuse(), before its record was queued
     bool reading = false;
     uint8_t in_flight = 0;
     uint16_t target_index = 0;
@@ -394,7 +395,8 @@ class ChunkStore {
   // Drops a pending version if it is there, journals the refusal and sets the retry entry to
   // refused with `code` (> 0), also for an update that was never staged. Later pending versions
   // that were built on it must be named by further calls, before or after; until then they stay
-  // listed and their reads fail with ESTALE only if their content is gone. Completes when durable.
+  // listed and can be read. An update of that version whose stage() is still on its way ends with ESTALE.
+  // Completes when durable.
   void refuse(TargetId target, const ChunkKey& key, const Version& version, const UpdateIdentity& identity,
               ChainId chain, uint32_t code, StoreOp* op);
 

@@ -1,4 +1,4 @@
-// Updates: how each becomes durable. Five paths (docs/architecture.md, Engine):
+// Updates: how each becomes durable. Five paths (docs/disk_format.md, How updates use it):
 //   fresh       the whole chunk comes with the update: a new slot, written from the caller's memory
 //   append      blocks beyond all that the slot ever held are written in place
 //   deferred    up to 64 KiB over or next to old bytes go into the journal as overlay
@@ -110,6 +110,7 @@ void ChunkStore::Impl::stage(StageOp* op) {
   }
   op->p.target_index = static_cast<uint16_t>(target_index(op->target));
   OpList& queue = busy[{op->p.target_index, op->key}];
+  op->p.refused = false;
   op->p.base_is_removal = names_removal(*op, queue);
   stages_in_flight++;
   queue.push(op);
@@ -165,8 +166,9 @@ void ChunkStore::Impl::retry_waiting() {
 ChunkStore::Impl::Begin ChunkStore::Impl::begin_stage(StageOp* op) {
   int code = 0;
   const char* what = nullptr;
-  Begin begun = poisoned ? Begin::failed : plan(op, &code, &what);
+  Begin begun = poisoned || op->p.refused ? Begin::failed : plan(op, &code, &what);
   if (begun == Begin::failed) {
+    if (op->p.refused) code = ESTALE, what = "the update was refused meanwhile";
     if (poisoned) code = EIO, what = "the store is poisoned by a failed journal write: restart it";
     abandon(op, code, what);
   } else if (begun == Begin::started) {
@@ -623,6 +625,10 @@ void ChunkStore::Impl::prepared(StageOp* op) {
   const Image* base = chunk != 0 ? state->find_image(chunk, op->base) : nullptr;
   if (poisoned) {
     abandon(op, EIO, "the store is poisoned by a failed journal write: restart it");
+    return;
+  }
+  if (op->p.refused) {
+    abandon(op, ESTALE, "the update was refused meanwhile");
     return;
   }
   Version named;

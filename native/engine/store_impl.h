@@ -77,6 +77,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void fail_later(StoreOp* op, int error, const char* what);
   void finish(StoreOp* op, int error, const char* what);
   void when_durable(StoreOp* op);  // completes with the records appended so far; null: nobody waits
+  bool table_room(StoreOp* op);    // false: the op fails with ENOSPC
   void want_flush();
   void schedule_pump();  // runs pump() in the next pass: waiting ops, applications, the journal
   void pump();

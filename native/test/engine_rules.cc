@@ -80,6 +80,43 @@ TEST_CASE("several pending versions: each is readable, commits and refusals keep
   CHECK(h.read(1, 0, 200'000).bytes == fifth);
 }
 
+TEST_CASE("an update that is refused while it is being staged doesn't come back") {
+  Harness h(33);
+  h.format();
+  h.open();
+  auto data = random_bytes(100'000, 1);
+  Laid laid(0, data);
+  StageOp op, built;
+  int left = 2;
+  for (StageOp* o : {&op, &built}) {
+    o->target = kTarget;
+    o->key = key_of(1);
+    o->kind = UpdateKind::replace;
+    o->length = 100'000;
+    o->data = laid.data;
+    o->identity = {ClientId(4), o == &op ? 1u : 2u, 7};
+    o->owner = &left;
+    o->done = [](StoreOp* done) { --*static_cast<int*>(done->owner); };
+  }
+  op.version = v(1);
+  built.version = v(2);
+  built.base = v(1);
+  h.store->stage(&op);
+  h.store->stage(&built);
+  Plain refusal;
+  h.store->refuse(kTarget, key_of(1), v(1), op.identity, ChainId(0), ENOSPC, &refusal);
+  wait(h, refusal);
+  for (int i = 0; left > 0 && i < 10'000; i++) h.io->run_once(0);
+  CHECK(op.error == ESTALE);
+  CHECK(built.error == ESTALE);
+  ChunkInfo info;
+  CHECK_FALSE(h.store->lookup(kTarget, key_of(1), &info));
+  RetryEntry entry;
+  REQUIRE(h.store->retry_lookup(kTarget, ClientId(4), ChainId(0), 1, &entry));
+  CHECK(entry.state == RetryState::refused);
+  CHECK(h.store->check_consistency() == "");
+}
+
 TEST_CASE("updates that contradict what is there are refused and change nothing") {
   Harness h(22);
   h.format();
