@@ -7,8 +7,9 @@ from typing import Any
 
 from ffs import errors
 from ffs.client.handle import OpenFile
+from ffs.client.lookups import pages
 from ffs.client.mode import parse_mode
-from ffs.client.namespace import Namespace, pages
+from ffs.client.namespace import Namespace
 from ffs.client.paths import PathLike, check_path, join, split, wire_path
 from ffs.proto import meta
 from ffs.proto.common import ErrorReply, to_error

@@ -300,3 +300,27 @@ def test_a_session_that_was_lost(address: str, client: Client, home: str, path: 
         with pytest.raises(errors.Fenced):
             writer.close()
     assert client.getsize(f"{home}/w") >= 7
+
+
+def test_capabilities_are_renewed_under_open_files(client: Client, path: str, data: bytes) -> None:
+    with client.open(path, "r+b", 0) as file:
+        file.pwrite(data, 0)
+        session = client.core.session()
+        entry = session._capabilities[file.capability]
+        entry.renew_at = 0.0
+        session.renew()
+        assert entry.renew_at > time.monotonic()
+        assert file.pread(len(data), 0) == data
+        file.pwrite(data, 0)
+    assert session._capabilities == {}
+
+
+def test_a_session_outlives_its_time_to_live_by_renewal(address: str, path: str, data: bytes) -> None:
+    with ffs.connect(address, session_ttl=1.0) as brief, brief.open(path, "r+b", 0) as file:
+        session = brief.core.session()
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            file.pwrite(data[:100], 0)
+            file.flush()
+            time.sleep(0.05)
+        assert brief.core.session() is session
