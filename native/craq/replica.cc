@@ -285,6 +285,7 @@ void Replica::Machine::send_ready(Chunk* c) {
 // last removal goes first, and the rest when the answer is `missing` (or nothing is left).
 void Replica::Machine::probe(Chunk* c) {
   c->probed = true;
+  c->probe = Version{};
   Pending* removal = c->pendings.last();
   while (removal != nullptr && !(removal->removal() && removal->version().chain < config_.version)) {
     removal = c->pendings.prev(removal);
@@ -343,12 +344,12 @@ void Replica::Machine::update_received(const Update& u, PayloadState payload_sta
   Fit fits = fit(u, c, &refused);
   if (fits == Fit::accept && payload_state != PayloadState::bad) {
     Pending* p = new_pending(mine, c);
-    p->held = u.held || first();
     if (payload_state == PayloadState::later && carries_payload(u.kind)) {
       p->disk = Pending::Disk::fetching;
       p->fetch_op = new_op(Op::Kind::fetch, nullptr, p);
       out_->push_back(Fetch{p->fetch_op, p->update.payload});
     }
+    if (u.held) held_received(Notice{.type = NoticeType::held, .key = u.key, .version = u.version});
     return begin_update(p);
   }
   release(mine.payload);
