@@ -17,11 +17,11 @@ TEST_CASE("crash at any event: acknowledged updates are there, others whole or n
   for (uint64_t seed = first; seed < first + seeds; seed++) {
     CrashOptions options;
     options.seed = seed;
-    // To repeat a failure of the soak: seed, operations, keys, stride, all kinds.
+    // To repeat a failure of the soak: operations, keys, stride, all kinds (0 or 1), largest write.
     if (const char* text = std::getenv("FFS_ENGINE_OPTIONS")) {
       int all = 0;
-      REQUIRE(std::sscanf(text, "%lu %lu %lu %d", &options.operations, &options.keys, &options.prefix_stride,
-                          &all) == 4);
+      REQUIRE(std::sscanf(text, "%lu %lu %lu %d %u", &options.operations, &options.keys,
+                          &options.prefix_stride, &all, &options.max_bytes) == 5);
       options.all_kinds = all != 0;
     }
     CrashRun run(options);
@@ -91,6 +91,7 @@ TEST_CASE("crash soak: new seeds until the time is over") {
     options.prefix_stride = runs % 4 == 3 ? 23 : 1;
     options.keys = 3 + seed % 8;
     options.all_kinds = runs % 3 == 0;
+    if (seed % 5 == 0) options.max_bytes = 900'000;
     CrashRun run(options);
     std::string wrong = run.run();
     REQUIRE_MESSAGE(wrong.empty(), wrong);

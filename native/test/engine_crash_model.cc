@@ -50,7 +50,8 @@ void CrashRun::fail(const std::string& text) {
   if (failure_.empty())
     failure_ = "seed " + std::to_string(options_.seed) + " operations " +
                std::to_string(options_.operations) + " keys " + std::to_string(options_.keys) + " stride " +
-               std::to_string(options_.prefix_stride) + (options_.all_kinds ? " all kinds: " : ": ") + text;
+               std::to_string(options_.prefix_stride) + " largest " + std::to_string(options_.max_bytes) +
+               (options_.all_kinds ? " all kinds: " : ": ") + text;
 }
 
 void CrashRun::push_state(ModelChunk& chunk, ModelState state, size_t queued_at) {
