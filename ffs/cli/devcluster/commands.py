@@ -29,6 +29,7 @@ def storage(home: Path, name: str, address: str, device_bytes: int, ready: Path)
         f"--device-size={device_bytes}",
         f"--ready-file={ready}",
         "--listen=127.0.0.1:0",
+        "--pool-size=256M",
     ]
 
 
