@@ -1,8 +1,8 @@
 // Inside of ChunkStore: one object, its functions in files by what they do:
-//   store_open.cc   opening, closing, identities        store_format.cc  making a device
-//   replay.cc       recovery                            stage.cc         updates
+//   store_open.cc   opening, closing                    store_format.cc making a device, identities
+//   replay.cc, judge_tail.cc recovery                   stage.cc, stage_io.cc   updates
 //   read.cc         reads                               apply.cc         overlays into their slots
-//   snapshot.cc     snapshots                           chunk_store.cc   look-ups, small records
+//   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
 #pragma once
 
 #include <deque>

@@ -1,0 +1,158 @@
+// The unflushed tail of the journal: which of its records stay (docs/disk_format.md, Journal).
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "engine/recovery.h"
+
+namespace ffs::engine {
+
+// ------------------------------------------------------------------------------ the unflushed tail
+
+Status Recovery::judge_tail() {
+  for (const auto& [key, records] : tail_) FFS_TRY_STATUS(judge_chunk(key, records));
+  // The tables, in the order in which it all happened.
+  std::stable_sort(kept_retry_.begin(), kept_retry_.end(),
+                   [](const NumberedRetry& a, const NumberedRetry& b) { return a.number < b.number; });
+  size_t next = 0;
+  auto retry_until = [&](uint64_t number) {
+    for (; next < kept_retry_.size() && kept_retry_[next].number < number; next++) {
+      s_.state->set_retry(kept_retry_[next].change.key, kept_retry_[next].change.entry);
+    }
+  };
+  for (const TailRecord& record : tail_tables_) {
+    retry_until(record.number);
+    FFS_TRY_STATUS(apply_table(view_of(record)));
+  }
+  retry_until(UINT64_MAX);
+  return ok_status();
+}
+
+Status Recovery::judge_chunk(const OrderedKey& key, const std::vector<TailRecord>& records) {
+  State& state = *s_.state;
+  std::vector<uint8_t> saved;
+  if (uint32_t chunk = state.index.find(key.first, key.second)) {
+    saved.resize(state.chunk_record_bytes(chunk));
+    Writer writer(saved.data(), saved.size());
+    uint32_t count = 0;
+    state.encode_chunk_and_pendings(chunk, writer, &count);
+    FFS_CHECK(writer.ok() && writer.left() == 0);
+  }
+  for (size_t count = records.size();; count--) {
+    bool right = false;
+    FFS_TRY_STATUS(try_state(key, saved, records, count, &right));
+    if (right) {
+      dropped_ |= count < records.size();
+      return ok_status();
+    }
+    FFS_CHECK(count > 0);  // the flushed state is taken as it is
+  }
+}
+
+Status Recovery::try_state(const OrderedKey& key, const std::vector<uint8_t>& saved,
+                           const std::vector<TailRecord>& records, size_t count, bool* right) {
+  State& state = *s_.state;
+  if (uint32_t chunk = state.index.find(key.first, key.second)) state.forget_chunk(chunk);
+  Reader reader(saved.data(), saved.size());
+  RecordView record;
+  OrderedKey ignored;
+  while (next_record(reader, &record)) FFS_TRY_STATUS(apply_snapshot_record(record, &ignored));
+  std::vector<NumberedRetry> changes;
+  for (size_t i = 0; i < count; i++) {
+    std::vector<RetryChange> of_record;
+    state.deferred_retry = &of_record;
+    Status applied = apply(view_of(records[i]));
+    state.deferred_retry = nullptr;
+    FFS_TRY_STATUS(applied);
+    for (const RetryChange& change : of_record) changes.push_back({records[i].number, change});
+  }
+  *right = true;
+  if (count > 0 && !s_.mutants.replay_without_verification) {
+    FFS_TRY(*right, versions_are_right(key, records, count));
+  }
+  std::erase_if(changes, [&](const NumberedRetry& change) { return change.number <= tables_number_; });
+  if (*right) kept_retry_.insert(kept_retry_.end(), changes.begin(), changes.end());
+  return ok_status();
+}
+
+// Which granules each version has from the tail's records, then whether the versions that can
+// be read have them right.
+Result<bool> Recovery::versions_are_right(const OrderedKey& key, const std::vector<TailRecord>& records,
+                                          size_t count) {
+  std::map<Version, Granules> written;
+  for (size_t i = 0; i < count; i++) {
+    StageView view;
+    RecordView record = view_of(records[i]);
+    if (record.header.type != static_cast<uint8_t>(RecordType::stage) || !decode_stage(record, &view))
+      continue;
+    Granules own;
+    for (uint32_t g = 0; g < view.fixed.changed_granules; g++) own.set(view.fixed.first_changed + g);
+    auto base = written.find(view.fixed.base);
+    if (base != written.end()) own |= base->second;
+    written[view.fixed.image.version] = own;
+  }
+  State& state = *s_.state;
+  uint32_t chunk = state.index.find(key.first, key.second);
+  if (chunk == 0) return true;
+  std::vector<const Image*> images;
+  if (!state.index[chunk].image.version.none()) images.push_back(&state.index[chunk].image);
+  if (const Live* live = state.index.live_if(chunk)) {
+    for (const Pending& pending : live->pendings) images.push_back(&pending.image);
+  }
+  for (const Image* image : images) {
+    auto found = written.find(image->version);
+    if (found == written.end()) continue;
+    FFS_TRY(bool right, granules_are_right(*image, found->second));
+    if (!right) return false;
+  }
+  return true;
+}
+
+Result<bool> Recovery::granules_are_right(const Image& image, const Granules& granules) {
+  uint32_t count = image.granules();
+  uint32_t length = image.codec == 0 ? image.logical : image.stored;
+  const uint32_t* sums = s_.state->index.sums.at(image.sums, count);
+  std::unique_ptr<uint8_t, void (*)(void*)> memory(
+      static_cast<uint8_t*>(std::aligned_alloc(kBlock, kGranuleBytes)), std::free);
+  for (uint32_t g = 0; g < count; g++) {
+    if (!granules.test(g)) continue;
+    uint32_t from = g * kGranuleBytes, to = std::min(from + kGranuleBytes, length);
+    uint32_t stored_to = std::clamp(image.stored, from, to);
+    uint32_t sum = 0;
+    if (stored_to > from) {
+      auto bytes = static_cast<uint32_t>(round_up(stored_to - from, kBlock));
+      FFS_TRY_STATUS(s_.read_now(image.place * kBlock + from, memory.get(), bytes));
+      s_.patch(image.overlay, from, from + bytes, memory.get());
+      sum = crc32c(memory.get(), stored_to - from);
+    }
+    if (crc32c_extend_zeros(sum, to - stored_to) != sums[g]) return false;
+  }
+  return true;
+}
+
+Status Recovery::rebuild_allocator() {
+  State& state = *s_.state;
+  ChunkKey zero{};
+  for (uint32_t number = state.index.lower_bound(0, zero, false); number != 0;) {
+    const Chunk& chunk = state.index[number];
+    std::map<uint64_t, uint8_t> places;
+    if (chunk.image.place != 0) places[chunk.image.place] = chunk.image.place_class;
+    if (Live* live = state.index.live_if(number)) {
+      for (Pending& pending : live->pendings) {
+        pending.durable = true;
+        if (pending.image.place != 0) places[pending.image.place] = pending.image.place_class;
+      }
+    }
+    for (const auto& [place, place_class] : places) {
+      if (!s_.allocator->claim(place, place_class)) {
+        return open_error(EBADMSG, "two chunks name one slot", "slot at byte %llu of the device",
+                          number_of(place * kBlock));
+      }
+    }
+    number = state.index.lower_bound(chunk.target, chunk.key, true);
+  }
+  return ok_status();
+}
+
+}  // namespace ffs::engine

@@ -1,0 +1,116 @@
+// Recovery of a store: the object that lives while one is opened (replay.cc, judge_tail.cc).
+#pragma once
+
+#include <bitset>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/store_impl.h"
+
+namespace ffs::engine {
+
+using OrderedKey = std::pair<uint16_t, ChunkKey>;
+using Granules = std::bitset<kMaxGranules>;
+
+struct TailRecord {
+  uint64_t number = 0;
+  std::vector<uint8_t> bytes;
+};
+
+struct NumberedRetry {
+  uint64_t number;
+  RetryChange change;
+};
+
+// A slice of the snapshot: the keys up to `last` (or to the end) as of record `number`.
+struct Cover {
+  OrderedKey last;
+  bool to_end = false;
+  uint64_t number = 0;
+};
+
+struct BlockRef {
+  uint64_t offset;
+  uint64_t sequence;
+  uint64_t first_record;
+  uint32_t used_bytes;
+  uint32_t record_count;
+};
+
+inline unsigned long long number_of(uint64_t n) {
+  return n;
+}
+
+inline RecordView view_of(const TailRecord& record) {
+  RecordView view;
+  std::memcpy(&view.header, record.bytes.data(), sizeof view.header);
+  view.bytes = record.bytes;
+  return view;
+}
+
+inline bool about_chunk(uint8_t type, const RecordView& record, OrderedKey* key) {
+  if (type < 1 || type > 3) return false;
+  key->first = record.header.target;
+  key->second = record.body().key();  // all three begin with it
+  return true;
+}
+
+class Recovery {
+ public:
+  explicit Recovery(ChunkStore::Impl& store) : s_(store), super_(store.super) {}
+  ~Recovery() { std::free(window_); }
+  Recovery(const Recovery&) = delete;
+
+  Status load_snapshot();
+  Status scan_journal();
+  Status replay_flushed();
+  Status judge_tail();
+  Status rebuild_allocator();
+  JournalPosition head() const { return head_; }
+  uint32_t incarnation() const { return incarnation_; }
+  bool dropped() const { return dropped_; }
+
+ private:
+  Result<const uint8_t*> journal_bytes(uint64_t offset, uint64_t bytes);
+  bool later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t sequence, Status* failure);
+  Status apply_snapshot_record(const RecordView& record, OrderedKey* last);
+  Status apply(const RecordView& record);
+  Status apply_table(const RecordView& record);
+  bool covered(const RecordView& record, uint64_t number) const;
+  Status judge_chunk(const OrderedKey& key, const std::vector<TailRecord>& records);
+  Status try_state(const OrderedKey& key, const std::vector<uint8_t>& saved,
+                   const std::vector<TailRecord>& records, size_t count, bool* right);
+  Result<bool> versions_are_right(const OrderedKey& key, const std::vector<TailRecord>& records,
+                                  size_t count);
+  Result<bool> granules_are_right(const Image& image, const Granules& granules);
+  std::span<const OverlayView> copy_overlays(const OverlayView* overlays, uint32_t count);
+  Status corrupt(const char* what, uint64_t offset) {
+    return open_error(EBADMSG, "the journal is damaged", "%s, at byte %llu of the device", what,
+                      number_of(super_.journal_offset + offset));
+  }
+
+  ChunkStore::Impl& s_;
+  const Superblock& super_;
+  std::vector<Cover> covers_;
+  uint64_t tables_number_ = 0;
+  uint64_t snapshot_number_ = 0;
+  std::vector<BlockRef> blocks_;
+  uint64_t mark_ = 0;
+  JournalPosition head_;
+  uint32_t incarnation_ = 0;
+  std::map<OrderedKey, std::vector<TailRecord>> tail_;
+  std::vector<TailRecord> tail_tables_;
+  std::vector<NumberedRetry> kept_retry_;
+  bool dropped_ = false;
+  std::vector<OverlayView> copied_;
+
+  static constexpr uint64_t kWindowBytes = 4ull << 20;
+  uint8_t* window_ = nullptr;
+  uint64_t window_from_ = 0, window_to_ = 0;
+};
+
+}  // namespace ffs::engine
