@@ -216,6 +216,7 @@ void Shard::submit_space_update(Session&, const wire::Update& update, Request* r
     page.after = key;
     page.has_after = key != ChunkKey::of(key.space(), {}) && key_predecessor(&page.after);
     page.limit = kRemovePageChunks;
+    page.space_epoch = update.context.space_epoch;
     page.deadline_ms = deadline_ms;
     event(target, [&](craq::Replica& replica) { replica.on_client_remove_page(page, now_ms_, effects_); });
   } else {
