@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from errno import ENOENT
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ffs._native.ring import (
     OP_LAST_CHUNK,
-    OP_REMOVE,
     OP_REMOVE_RANGE,
     OP_SPACE_EPOCH,
     OP_TRUNCATE,
@@ -29,9 +28,6 @@ from ffs.proto.cluster import (
     TruncateChunk,
 )
 from ffs.proto.common import Message, OkReply
-
-EPOCH_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF  # of a space that is removed for good
-PAGE: Final = 1000
 
 
 class Operation(NamedTuple):
@@ -52,7 +48,7 @@ def steps_of(request: Request) -> Steps:
         return _truncate(request)
     if isinstance(request, LastChunk):
         return _last_chunk(request)
-    return _remove_space_page(request) if request.epoch == EPOCH_MAX else _remove_tail(request)
+    return _remove_page(request)
 
 
 def _failed(cqe: Any) -> bool:
@@ -95,8 +91,8 @@ def _last_chunk(request: LastChunk) -> Steps:
     )
 
 
-def _remove_space_page(request: RemovePage) -> Steps:
-    """Of a space that takes no writes any more: the chain removes a page by itself."""
+def _remove_page(request: RemovePage) -> Steps:
+    """The chain's head removes a page by itself; its own bound holds, whatever `limit` is."""
     key = request.space.to_bytes(8, "big") + request.start
     cqe = yield Operation(OP_REMOVE_RANGE, key, 0, request.epoch)
     if _absent(cqe):
@@ -104,19 +100,3 @@ def _remove_space_page(request: RemovePage) -> Steps:
     if _failed(cqe):
         raise error_of_cqe(cqe)
     return RemovePageReply(removed=int(cqe["value"]), more=bool(cqe["chunk_length"]))
-
-
-def _remove_tail(request: RemovePage) -> Steps:
-    """Of a space that lives on (a truncation): from the last chunk down to `start`."""
-    start = request.space.to_bytes(8, "big") + request.start
-    limit = min(request.limit or PAGE, PAGE)
-    for removed in range(limit):
-        cqe = yield Operation(OP_LAST_CHUNK, _first_key(request.space), 0, 0)
-        if _absent(cqe) or (not _failed(cqe) and cqe["key"].tobytes() < start):
-            return RemovePageReply(removed=removed, more=False)
-        if _failed(cqe):
-            raise error_of_cqe(cqe)
-        cqe = yield Operation(OP_REMOVE, cqe["key"].tobytes(), 0, request.epoch)
-        if _failed(cqe) and not _absent(cqe):
-            raise error_of_cqe(cqe)
-    return RemovePageReply(removed=limit, more=True)

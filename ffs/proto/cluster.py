@@ -335,7 +335,7 @@ class RemovePage(Message, tag=151, kw_only=True):
     space: int
     epoch: int
     start: bytes
-    limit: int = 0
+    limit: int = 0  # a wish: the chain has a bound of its own
 
 
 class RemovePageReply(Message, tag=152, kw_only=True):

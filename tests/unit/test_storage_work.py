@@ -12,7 +12,7 @@ pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
 
 import numpy as np
 
-from ffs._native.ring import CQE_DTYPE, OP_LAST_CHUNK, OP_REMOVE, OP_REMOVE_RANGE, OP_SPACE_EPOCH, OP_TRUNCATE
+from ffs._native.ring import CQE_DTYPE, OP_REMOVE_RANGE, OP_SPACE_EPOCH, OP_TRUNCATE
 from ffs._native.server import ShardMetrics, TargetReport
 from ffs.errors import FfsError, StaleEpoch
 from ffs.proto.cluster import (
@@ -24,7 +24,7 @@ from ffs.proto.cluster import (
     TruncateChunk,
 )
 from ffs.proto.common import Message, OkReply
-from storage_server.chunk_work import EPOCH_MAX, Operation, steps_of
+from storage_server.chunk_work import Operation, steps_of
 from storage_server.metrics import COUNTERS, GAUGES, MetricsServer, render
 
 SPACE = 77
@@ -85,48 +85,16 @@ def test_last_chunk() -> None:
     )
 
 
-def test_removing_a_space_asks_for_pages() -> None:
-    request = RemovePage(chain=1, space=SPACE, epoch=EPOCH_MAX, start=bytes(16))
+@pytest.mark.parametrize("epoch", [6, 2**64 - 1])
+def test_removing_asks_for_pages(epoch: int) -> None:
+    request = RemovePage(chain=1, space=SPACE, epoch=epoch, start=(5).to_bytes(16, "big"))
     asked, reply = drive(request, lambda _: completion(value=64, chunk_length=1))
-    assert asked == [Operation(OP_REMOVE_RANGE, key(0), 0, EPOCH_MAX)]
+    assert asked == [Operation(OP_REMOVE_RANGE, key(5), 0, epoch)]
     assert reply == RemovePageReply(removed=64, more=True)
     assert drive(request, lambda _: completion(value=3))[1] == RemovePageReply(removed=3, more=False)
     assert drive(request, lambda _: completion(-ENOENT))[1] == RemovePageReply(removed=0, more=False)
-
-
-class Chain:
-    """Chunks of a space, as a chain has them."""
-
-    def __init__(self, *indexes: int) -> None:
-        self.chunks = set(indexes)
-        self.raced = False
-
-    def __call__(self, wanted: Operation) -> Any:
-        if wanted.op == OP_LAST_CHUNK:
-            if not self.chunks:
-                return completion(-ENOENT)
-            return completion(key=key(max(self.chunks)), chunk_length=1, value=len(self.chunks))
-        assert wanted.op == OP_REMOVE
-        assert wanted.epoch == 6
-        index = int.from_bytes(wanted.key[8:], "big")
-        if index in self.chunks:
-            self.chunks.remove(index)
-            return completion()
-        return completion(-ENOENT)
-
-
-def test_cutting_a_tail_goes_down_to_its_start() -> None:
-    chain = Chain(1, 5, 9, 200)
-    request = RemovePage(chain=1, space=SPACE, epoch=6, start=(5).to_bytes(16, "big"))
-    _, reply = drive(request, chain)
-    assert reply == RemovePageReply(removed=3, more=False)
-    assert chain.chunks == {1}
-    assert drive(request, chain)[1] == RemovePageReply(removed=0, more=False)
-    assert drive(request, Chain())[1] == RemovePageReply(removed=0, more=False)
-    chain = Chain(*range(20))
-    request.limit = 7
-    assert drive(request, chain)[1] == RemovePageReply(removed=7, more=True)
-    assert chain.chunks == set(range(13))
+    with pytest.raises(StaleEpoch):
+        drive(request, lambda _: completion(-ESTALE, 5))
 
 
 def shard(**fields: int) -> ShardMetrics:
