@@ -6,6 +6,6 @@ lease        the primary's lease; clock: manager time
 schema       keys and records in the store
 routing      what this process knows of the cluster (any process), and who waits for a change
 registry     transactions: registering nodes, announcing, making tables
-manager      the primary: heartbeats, decisions, fences
+manager      the primary: heartbeats, decisions, fences; node_config: what a node is told; status
 chain_port   the namespace's work on chunks, sent to storage processes
 """

@@ -21,7 +21,6 @@ from ffs.proto.cluster import (
     AllocateTargetsReply,
     AnnounceNode,
     ChainRecord,
-    ChainRoute,
     CreateTable,
     GetRouting,
     GetStatus,
@@ -32,7 +31,6 @@ from ffs.proto.cluster import (
     RegisterNode,
     RegisterNodeReply,
     TargetReport,
-    TargetState,
     collector_client,
 )
 from ffs.proto.common import Message, OkReply
@@ -41,6 +39,7 @@ from ffs.rpc.handshake import Peer
 from metadata.cluster import chain as chains
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.lease import Lease
+from metadata.cluster.node_config import node_routes
 from metadata.cluster.registry import Registry
 from metadata.cluster.routing import RoutingCache, View
 from metadata.cluster.status import status_reply
@@ -320,39 +319,15 @@ class Manager:
         made_from = (view, self._generation)
         if state.config is not None and state.config_of == made_from:
             return state.config
-        mine = {target for device in view.nodes[node_id].devices for target in device.targets}
-        routes: list[ChainRoute] = []
-        members: set[int] = set()
-        for chain_id in sorted({view.targets[target].chain for target in mine if target in view.targets}):
-            if chain_id:
-                record = view.chains[chain_id]
-                routes += self._routes_for(view, record, mine)
-                members.update(record.members)
-        targets = tuple(view.target_route(view.targets[member]) for member in sorted(members))
+        routes, targets = node_routes(view, node_id, self._proposals)
         last = state.config
-        if last is None or (last.chains, last.targets) != (tuple(routes), targets):
+        if last is None or (last.chains, last.targets) != (routes, targets):
             self._config_count += 1
-            state.config = NodeConfig(
-                number=(self._lease.term, self._config_count),
-                epoch=view.epoch,
-                chains=tuple(routes),
-                targets=targets,
-            )
+            number = (self._lease.term, self._config_count)
+            last = NodeConfig(number=number, epoch=view.epoch, chains=routes, targets=targets)
+        state.config = last
         state.config_of = made_from
-        assert state.config is not None
-        return state.config
-
-    def _routes_for(self, view: View, record: ChainRecord, mine: set[int]) -> list[ChainRoute]:
-        """The recorded version, to a member that hasn't restarted since; and the live proposal."""
-        routes = []
-        now = view.incarnations(record)
-        at = next(at for at, member in enumerate(record.members) if member in mine)
-        if record.counter and record.incarnations[at] == now[at]:
-            routes.append(_route(record, (record.term, record.counter), proposed=False))
-        proposal = self._proposals.get(record.id)
-        if proposal is not None and proposal.incarnations == now:
-            routes.append(_route(record, proposal.version, proposed=True))
-        return routes
+        return last
 
     # ticks
 
@@ -418,19 +393,6 @@ class Manager:
             ]
             if any(view.usage.get(uuid) != (capacity, free) for uuid, capacity, free in devices):
                 await self._registry.save_usage(node_id, devices)
-
-
-def _route(record: ChainRecord, version: chains.Version, *, proposed: bool) -> ChainRoute:
-    serving = int(TargetState.SERVING)
-    return ChainRoute(
-        chain=record.id,
-        table=record.table,
-        term=version[0],
-        counter=version[1],
-        members=record.members,
-        states=(serving,) * len(record.members),
-        proposed=proposed,
-    )
 
 
 def _essence(report: TargetReport | None) -> object:
