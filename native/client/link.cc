@@ -14,6 +14,8 @@ namespace {
 // Control frames have request ids whose low half is 0; those of requests never are (slot.h).
 constexpr uint64_t kHelloId = 0;
 constexpr uint32_t kControlShift = 32;
+// Checksums are computed as data arrives: so much stays in the second-level cache with its source.
+constexpr size_t kReceiveBytes = 256 * 1024;
 }  // namespace
 
 Link::Link(Client& client, Endpoint endpoint) : client_(client), endpoint_(std::move(endpoint)) {
@@ -35,6 +37,7 @@ Status Link::start(uint64_t now_ns) {
                                        client_.options().congestion.c_str());
   if (!fd.ok()) return fd.error();
   connection_ = std::make_unique<net::Connection>(std::move(*fd), transport_);
+  if (client_.options().checksums) connection_->reader.limit_receives(kReceiveBytes);
   state_ = State::kConnecting;
   connect_deadline_ns = now_ns + client_.options().connect_timeout_ms * 1000000ull;
   return ok_status();

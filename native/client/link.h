@@ -70,6 +70,8 @@ class Link {
   uint32_t receiving = kNoSlot;  // kNoSlot: thrown away
   wire::ReadReply read_reply{};
   std::vector<uint32_t> granule_crcs;
+  size_t granules_checked = 0;  // of granule_crcs, as their bytes arrived
+  bool granules_sound = true;
   std::vector<wire::ReadPatch> patches;
   std::vector<uint8_t> scratch;
 

@@ -105,7 +105,7 @@ class Ring {
   bool on_last_chunk_reply(const net::Frame& frame, uint32_t index);
   void on_payload(Link& link);
   void finish_read(Link& link, uint32_t index);
-  bool granules_match(const Link& link, const Slot& slot);
+  void check_granules(Link& link, const Slot& slot, uint64_t arrived);
   uint32_t slot_of(uint64_t request_id);
   void note_epoch(uint64_t routing_epoch);
 

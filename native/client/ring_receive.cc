@@ -40,6 +40,11 @@ void Ring::receive(Link& link) {
     }
     link.last_receive_ns = now_ns_ = now_ns();
     link.suspect = false;
+    const net::FrameReader& reader = link.connection().reader;
+    if (link.receiving != kNoSlot && reader.in_payload() &&
+        link.read_reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kInline)) {
+      check_granules(link, slots_[link.receiving], link.read_reply.bytes - reader.payload_left());
+    }
     if (!drain_reader(link)) return;
     if (*got < kSmallReceive && !link.connection().reader.in_payload()) return;
   }
@@ -140,6 +145,8 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
     if (reply.status == ENOENT && reply.detail == 0 && (slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0) {
       link.read_reply = wire::ReadReply{};  // a hole
       link.granule_crcs.clear();
+      link.granules_checked = 0;
+      link.granules_sound = true;
       finish_read(link, index);
       return true;
     }
@@ -157,6 +164,8 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   if (in_region && !slot.direct_read) return false;
   uint64_t patched = 0;
   link.granule_crcs.resize(reply.granule_count);
+  link.granules_checked = 0;
+  link.granules_sound = true;
   if (reply.granule_count > 0) {
     std::memcpy(link.granule_crcs.data(), frame.var.data(), size_t{reply.granule_count} * 4);
   }
@@ -203,30 +212,37 @@ void Ring::on_payload(Link& link) {
   finish_read(link, index);
 }
 
-// Whether the granules that came whole match the checksums that their writer computed.
-bool Ring::granules_match(const Link& link, const Slot& slot) {
-  const uint64_t begin = slot.sqe.offset;
-  const uint64_t end = begin + link.read_reply.bytes;
-  uint64_t granule = link.read_reply.first_granule;
-  for (const uint32_t expected : link.granule_crcs) {
-    const uint64_t from = granule * kGranuleBytes;
-    const uint64_t to = std::min<uint64_t>(from + kGranuleBytes, link.read_reply.chunk_length);
-    if (from < begin || to > end || to <= from) return false;
-    if (crc32c(slot.data() + (from - begin), to - from) != expected) return false;
-    granule++;
+// Compares the granules of which `arrived` bytes of the reply hold all with the checksums that their
+// writer computed. Goes on where it stopped.
+void Ring::check_granules(Link& link, const Slot& slot, uint64_t arrived) {
+  const wire::ReadReply& reply = link.read_reply;
+  if (!client_->options().checksums ||
+      reply.checksum_kind != static_cast<uint8_t>(wire::ChecksumKind::kCrc32c)) {
+    return;
   }
-  return true;
+  const uint64_t begin = slot.sqe.offset;
+  const uint64_t end = begin + reply.bytes;
+  while (link.granules_checked < link.granule_crcs.size() && link.granules_sound) {
+    const uint64_t from = (uint64_t{reply.first_granule} + link.granules_checked) * kGranuleBytes;
+    const uint64_t to = std::min<uint64_t>(from + kGranuleBytes, reply.chunk_length);
+    if (from < begin || to > end || to <= from) {
+      link.granules_sound = false;  // a checksum of what wasn't sent
+    } else if (to > begin + arrived) {
+      return;
+    } else {
+      link.granules_sound =
+          crc32c(slot.data() + (from - begin), to - from) == link.granule_crcs[link.granules_checked];
+      link.granules_checked++;
+    }
+  }
 }
 
 void Ring::finish_read(Link& link, uint32_t index) {
   Slot& slot = slots_[index];
   const wire::ReadReply& reply = link.read_reply;
   detach(index);
-  if (client_->options().checksums &&
-      reply.checksum_kind == static_cast<uint8_t>(wire::ChecksumKind::kCrc32c) &&
-      !granules_match(link, slot)) {
-    return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
-  }
+  check_granules(link, slot, reply.bytes);
+  if (!link.granules_sound) return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
   slot.direct_read = false;
   slot.chunk_length = reply.chunk_length;
   slot.value = reply.logical_length;

@@ -111,6 +111,10 @@ int FrameReader::slots(iovec out[2]) {
     FFS_CHECK(begin_ == end_);  // place_payload and next() take what is buffered first
     begin_ = end_ = 0;
     if (payload_to_ != nullptr) {
+      if (receive_limit_bytes_ != 0 && payload_left_ > receive_limit_bytes_) {
+        out[0] = {payload_to_, receive_limit_bytes_};
+        return 1;
+      }
       out[count++] = {payload_to_, payload_left_};
       room_wanted = kSpillBytes;
     }

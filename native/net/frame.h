@@ -80,6 +80,11 @@ class FrameReader {
   // True between kFrame with a payload and its place_payload/discard_payload.
   bool awaits_place() const { return state_ == State::kAwaitPlace; }
   bool in_payload() const { return state_ == State::kPayload; }
+  // Bytes of the placed payload that are still to come.
+  size_t payload_left() const { return state_ == State::kPayload ? payload_left_ : 0; }
+  // A placed payload is received in pieces of at most so much, so that what has come can be looked at
+  // while it is in the cache. 0: as much as there is.
+  void limit_receives(size_t bytes) { receive_limit_bytes_ = bytes; }
   // No part of a frame is buffered.
   bool idle() const { return state_ == State::kHeader && begin_ == end_; }
   // Bytes that a next() could decode without another receive.
@@ -99,6 +104,7 @@ class FrameReader {
   State state_ = State::kHeader;
   uint8_t* payload_to_ = nullptr;  // null: discarded
   size_t payload_left_ = 0;
+  size_t receive_limit_bytes_ = 0;
   size_t need_bytes_ = sizeof(wire::FrameHeader);  // of the frame at begin_, as far as is known
   Error error_{};
 };
