@@ -313,7 +313,7 @@ struct StoreMetrics {
   uint64_t overlay_bytes = 0;
   uint64_t checksum_errors = 0;
   uint64_t waiting = 0;          // ops that wait for room inside the store
-  uint64_t longest_step_us = 0;  // longest stretch of the store's own work without returning
+  uint64_t longest_step_us = 0;  // of waking waiters, ending a flush, or writing a slice, without returning
   bool poisoned = false;
 };
 

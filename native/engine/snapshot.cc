@@ -83,6 +83,7 @@ void ChunkStore::Impl::capture_tables() {
 }
 
 void ChunkStore::Impl::next_slice() {
+  StepTimer timer(counters);
   if (snap.written != nullptr) std::free(snap.written), snap.written = nullptr;
   if (poisoned || closing) {
     abandon_snapshot();

@@ -56,6 +56,7 @@ void ChunkStore::Impl::schedule_pump() {
 void ChunkStore::Impl::pump() {
   pump_scheduled = false;
   if (closing) return;
+  StepTimer timer(counters);
   retry_waiting();
   pump_apply();
   if (flush_wanted && !journal->busy() && !poisoned) {
@@ -81,6 +82,7 @@ void ChunkStore::Impl::release_durable(uint64_t block) {
 }
 
 void ChunkStore::Impl::journal_flushed(uint64_t block, uint64_t sync) {
+  StepTimer timer(counters);
   release_quarantine(block);
   apply_synced(sync);
   snapshot_progress(block, sync);

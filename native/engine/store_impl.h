@@ -5,6 +5,7 @@
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
 #pragma once
 
+#include <ctime>
 #include <deque>
 #include <memory>
 #include <string>
@@ -58,6 +59,26 @@ struct BusyKey {
 };
 struct BusyKeyHash {
   size_t operator()(const BusyKey& k) const { return ChunkKeyHash{}(k.key) ^ mix64(k.target + 1ull); }
+};
+
+// Measures one stretch of the store's own work into `longest_step_us`.
+class StepTimer {
+ public:
+  explicit StepTimer(StoreMetrics& metrics) : metrics_(metrics), start_us_(now()) {}
+  ~StepTimer() {
+    const uint64_t took = now() - start_us_;
+    if (took > metrics_.longest_step_us) metrics_.longest_step_us = took;
+  }
+  StepTimer(const StepTimer&) = delete;
+
+ private:
+  static uint64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000 + static_cast<uint64_t>(time.tv_nsec) / 1'000;
+  }
+  StoreMetrics& metrics_;
+  uint64_t start_us_;
 };
 
 struct ChunkStore::Impl final : StateListener, JournalOwner {
