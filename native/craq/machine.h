@@ -1,10 +1,12 @@
-// The inside of Replica: its records, and the functions by chapter. One class in six files:
+// The inside of Replica: its records, and the functions by chapter. One class in eight files:
 //   events.cc   the way in
 //   replica.cc  the story of a write, in order
+//   resend.cc   what is sent once more
 //   refusal.cc  the story of an update that some member refuses
 //   reading.cc  reads, and lookups that read
 //   restart.cc  chain versions, and how a chain comes back
 //   requests.cc requests that wait: deadlines, resends; space epochs, removal of a space
+//   records.cc  the records: made, found, remembered, freed
 // docs/craq.md is what it follows. Included by craq/*.cc only.
 #pragma once
 

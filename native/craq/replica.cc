@@ -280,21 +280,6 @@ void Replica::Machine::send_ready(Chunk* c) {
   }
 }
 
-// After a restart the successor may have committed a removal that is pending here, and forgotten
-// the chunk. What led to that removal must not be done, still less refused, a second time: so the
-// last removal goes first, and the rest when the answer is `missing` (or nothing is left).
-void Replica::Machine::probe(Chunk* c) {
-  c->probed = true;
-  c->probe = Version{};
-  Pending* removal = c->pendings.last();
-  while (removal != nullptr && !(removal->removal() && removal->version().chain < config_.version)) {
-    removal = c->pendings.prev(removal);
-  }
-  if (removal == nullptr || removal == c->pendings.first() || removal->fallen) return;
-  c->probe = removal->version();
-  send(removal);
-}
-
 void Replica::Machine::send(Pending* p) {
   Update u = p->update;
   u.floor = floor();
@@ -305,12 +290,6 @@ void Replica::Machine::send(Pending* p) {
   p->sent = true;
   p->sent_ms = now_ms_;
   out_->push_back(SendUpdate{header_to(successor()), u});
-}
-
-Version Replica::Machine::floor() const {
-  Version own = order_.empty() ? Version{config_.version, counter_ + 1} : order_.first()->version();
-  if (first()) return own;
-  return order_.empty() ? floor_ : std::min(floor_, own);
 }
 
 // One stage at a time is under way for a chunk: a crash leaves a sequence without holes.
@@ -432,46 +411,6 @@ Replica::Machine::Fit Replica::Machine::fit(const Update& u, Chunk* c, const Tom
   *refused = tomb_of(c, u.base);
   if (*refused != nullptr) return Fit::refused_base;
   return u.base_committed ? Fit::diverged : Fit::missing;
-}
-
-// The successor lacks what an update is built on: it gets all above its newest again, in order.
-void Replica::Machine::missing_received(const Notice& n) {
-  Chunk* c = find_chunk(n.key);
-  Pending* lacking = c != nullptr ? find_pending(c, n.version) : nullptr;
-  if (lacking == nullptr) return;
-  // It says so of every update behind the gap: one answer is enough.
-  if (lacking->repeated_ms != 0 && now_ms_ - lacking->repeated_ms < options_.resend_ms / 4) return;
-  c->probe = Version{};
-  send_again(c, n.other);
-  maybe_send_resent();
-}
-
-void Replica::Machine::send_again(Chunk* c, const Version& above) {
-  for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
-    if (p->version() <= above) continue;
-    p->sent = false;
-    p->repeated_ms = now_ms_;
-  }
-  send_ready(c);
-}
-
-// After a restart the payload is only in the store. True if `p` has to wait for it.
-bool Replica::Machine::load_first(Pending* p) {
-  if (!p->loaded || p->removal() || p->after.length_bytes == 0) return false;
-  if (p->update.payload != kNoBuffer) return false;
-  if (p->load_op == 0) {
-    p->load_op = new_op(Op::Kind::load, nullptr, p);
-    out_->push_back(Load{p->load_op, p->update.key, p->version(), p->after.length_bytes});
-  }
-  return true;
-}
-
-void Replica::Machine::loaded(Pending* p, Outcome outcome, BufferRef payload) {
-  p->load_op = 0;
-  if (outcome != Outcome::ok) return fail(Reason::device_failed);
-  p->update.payload = payload;
-  send_ready(p->chunk);
-  maybe_send_resent();
 }
 
 void Replica::Machine::fetched_for_request(Request* r, Outcome outcome) {
@@ -622,107 +561,6 @@ void Replica::Machine::resolve(Pending* p, Pending::State state) {
 
 void Replica::Machine::wake(Chunk* c) {
   while (Request* r = c->turn.pop()) run_.push(r);
-}
-
-// ---- What was said of versions below the floor can be forgotten ------------------------------
-
-void Replica::Machine::floor_received(const Version& v) {
-  floor_ = std::max(floor_, v);
-  while (Chunk* c = memory_.first()) {
-    if (c->remember_until >= floor_) return;
-    memory_.remove(c);
-    c->removed = Version{};
-    forget_refused(c);
-    retire(c);
-  }
-}
-
-void Replica::Machine::keep_in_memory(Chunk* c, const Version& until) {
-  c->remember_until = std::max(c->remember_until, until);
-  if (!memory_.linked(c)) memory_.push_back(c);
-}
-
-// ---- Records --------------------------------------------------------------------------------
-
-Chunk* Replica::Machine::chunk(const ChunkKey& key) {
-  if (Chunk* c = chunks_.find(key); c != nullptr) return c;
-  Chunk* c = chunk_pool_.take();
-  c->key = key;
-  c->committed = store_.committed(key);
-  chunks_.insert(c);
-  retire(c);
-  return c;
-}
-
-// The record is freed at the next event, unless it is in use by then.
-void Replica::Machine::retire(Chunk* c) {
-  if (c->retired) return;
-  c->retired = true;
-  c->retired_next = retired_chunks_;
-  retired_chunks_ = c;
-}
-
-Pending* Replica::Machine::find_pending(const Chunk* c, const Version& v) const {
-  for (Pending* p = c->pendings.last(); p != nullptr && p->version() >= v; p = c->pendings.prev(p)) {
-    if (p->version() == v) return p;
-  }
-  return nullptr;
-}
-
-void Replica::Machine::begin(uint64_t now_ms, Effects& out) {
-  now_ms_ = now_ms;
-  out_ = &out;
-  while (Pending* p = retired_pendings_) {
-    retired_pendings_ = p->next_free;
-    if (p->update.identity.client.value != 0) channels_.remove(p);
-    pending_pool_.give(p);
-  }
-  while (Chunk* c = retired_chunks_) {
-    retired_chunks_ = c->retired_next;
-    c->retired = false;
-    if (c->dirty() || !c->turn.empty() || memory_.linked(c)) continue;
-    chunks_.remove(c);
-    chunk_pool_.give(c);
-  }
-}
-
-void Replica::Machine::finish() {
-  run();
-  if (phase_ == Phase::reconciling && unreconciled_ == 0 && drops_ == 0) become_reconciled();
-  maybe_serve();
-  run();
-  out_ = nullptr;
-}
-
-OpId Replica::Machine::new_op(Op::Kind kind, Request* r, Pending* p, EpochChange* e) {
-  Op* op = op_pool_.take();
-  op->kind = kind;
-  op->request = r;
-  op->pending = p;
-  op->epoch = e;
-  op->id = ++last_op_;
-  ops_.insert(op);
-  return op->id;
-}
-
-// Its completion will find nobody.
-void Replica::Machine::drop_op(OpId id) {
-  if (id == 0) return;
-  if (Op* op = ops_.find(id); op != nullptr) {
-    op->request = nullptr;
-    op->pending = nullptr;
-    op->epoch = nullptr;
-  }
-}
-
-void Replica::Machine::release(BufferRef& payload) {
-  if (payload == kNoBuffer) return;
-  out_->push_back(Release{payload});
-  payload = kNoBuffer;
-}
-
-void Replica::Machine::notify(TargetId to, const Notice& n) {
-  out_->push_back(SendNotice{header_to(to), n});
 }
 
 }  // namespace ffs::craq

@@ -497,3 +497,129 @@ def test_crash_and_restart_at_every_persistence_point(
     while crash_everywhere(members, crashed, point, keep):
         point += 1
     assert point >= 5 * members
+
+
+# ---- found by the search; named after what they caught ----------------------------------------
+
+
+def removed_but_for_the_head_s_commit_records(b: Bench) -> None:
+    """A block is created and removed; all members have committed both, the head not durably."""
+    created = b.send(Kind.CREATE, (0, 0, 0), payload=b"block", tag=1)
+    removed = b.send(Kind.REMOVE, (A, 0, 1))
+    while b.outcome(removed) is None:
+        b.deliver()
+        b.flush(1)
+        head = b.history.shadows[0].tail
+        if not any(r.kind == wire.RecordKind.COMMIT for r in head):
+            b.flush(0)
+    assert b.outcome(created) == b.outcome(removed) == Outcome.OK
+    b.flush(1)
+    b.restart(0, 1, keep=0)
+    b.net.clear()
+    assert [len(n.dump().chunks) for n in b.nodes] == [1, 0]
+
+
+def test_what_led_to_a_forgotten_removal_is_not_refused_when_it_comes_again() -> None:
+    b = Bench(2)
+    removed_but_for_the_head_s_commit_records(b)
+    b.nodes[1].step(wire.space(b.now, Outcome.OK, Outcome.NO_SPACE))
+    b.new_chain()
+    assert b.contents() == [None] * 2
+    assert b.done(b.again(2)) == (1, 1, 2)  # the removal's first answer
+
+
+def test_a_forgotten_removal_whose_message_overtakes_what_it_removes() -> None:
+    b = Bench(2)
+    removed_but_for_the_head_s_commit_records(b)
+    b.record()
+    while b.net or any(s.tail for s in b.history.shadows):
+        if b.net:
+            last = b.net[-1]
+            b.deliver(lambda m, last=last: m is last)
+        b.flush()
+    for _ in range(3):
+        b.tick()
+        b.settle()
+    assert b.contents() == [None] * 2
+
+
+def test_an_update_below_a_pending_one_was_committed() -> None:
+    """The last has committed a creation and a removal, forgotten both, and has a third pending."""
+    b = Bench(2)
+    b.send(Kind.CREATE, (0, 0, 0), payload=b"one", tag=1)
+    b.send(Kind.REMOVE, (A, 0, 1))
+    third = b.write((B, 0, 1), b"three")
+    while (1, 1, 2) not in b.history.chunk(KEY).positions:
+        b.deliver(lambda m: m.type != ACK)
+        b.flush(0)
+        b.flush(1, count=1)
+    for _ in range(3):  # the third is staged, and not held
+        b.flush()
+        b.deliver(of(UPDATE))
+        b.drop()
+    b.restart(0, 1, keep=0)
+    below = b.nodes[1].dump().chunks[KEY]
+    assert not below.exists
+    assert [p[0] for p in below.pendings] == [(1, 1, 3)]
+    assert len(b.nodes[0].dump().chunks[KEY].pendings) == 3
+    b.net.clear()
+    b.new_chain()
+    assert b.contents() == [b"three"] * 2
+    assert b.done(b.again(third)) == (1, 1, 3)
+
+
+def test_a_removal_that_the_head_lost_is_not_committed_because_the_chunk_is_only_pending_there() -> None:
+    b = Bench(2)
+    created = b.send(Kind.CREATE, (0, 0, 0), payload=b"one", tag=1)
+    while b.outcome(created) is None:
+        b.deliver()
+        b.flush(1)
+        if not any(r.kind == wire.RecordKind.COMMIT for r in b.history.shadows[0].tail):
+            b.flush(0)
+    b.flush(1)
+    b.send(Kind.REMOVE, (A, 0, 1))
+    b.deliver()
+    b.flush(1)
+    b.restart(0, keep=0)  # loses the commit of the one and the other altogether
+    b.net.clear()
+    b.new_chain()
+    assert b.contents() == [b"one"] * 2
+
+
+def test_what_is_dropped_stays_dropped_when_the_member_crashes_right_after() -> None:
+    b = Bench(2)
+    b.done(b.write((A, 0, 1), b"base"))
+    b.nodes[0].step(wire.space(b.now, Outcome.OK, Outcome.NO_SPACE))
+    refused = b.write((A, 0, 2), b"x")
+    b.deliver(of(UPDATE))
+    b.flush(1)  # durable below, refused at the head
+    b.flush(0)
+    b.drop(of(CANCEL))
+    b.nodes[0].step(wire.space(b.now, Outcome.OK, Outcome.OK))
+    b.record()
+    while b.net or b.history.shadows[0].tail:
+        b.deliver()
+        b.flush(0)
+        if b.history.shadows[1].tail and b.history.shadows[1].tail[0].kind == wire.RecordKind.CHAIN:
+            b.flush(1, count=1)
+    assert b.outcome(refused) is None  # the member's drop isn't durable yet
+    b.restart(1, keep=0)
+    b.net.clear()
+    b.new_chain()
+    b.settle()
+    assert b.outcome(refused) == Outcome.NO_SPACE
+    assert b.contents() == [b"base"] * 2
+
+
+def test_a_full_member_is_asked_again_only_once_for_a_gap() -> None:
+    """Every update behind a gap says `missing`; one answer is enough."""
+    b = Bench(2)
+    tokens = [b.write((A, i, 1), b"x", offset=i) for i in range(8)]
+    first = b.net[0]
+    b.drop(lambda m: m is first)
+    b.deliver()
+    assert len([m for m in b.net if m.type == MISSING]) == 7
+    b.deliver(of(MISSING))
+    assert len([m for m in b.net if m.type == UPDATE]) == 8
+    b.settle()
+    assert all(b.outcome(t) == Outcome.OK for t in tokens)
