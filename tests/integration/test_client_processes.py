@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ def in_child(work: Callable[[], bool]) -> bool:
         try:
             signal.alarm(60)
             code = 0 if work() else 2
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
