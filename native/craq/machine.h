@@ -115,6 +115,12 @@ struct Pending {
 using ChunkPendings = List<Pending, &Pending::in_chunk>;
 using OrderedPendings = List<Pending, &Pending::in_order>;
 
+// A `held` that overtook its update: it travels where nothing waits for a buffer, updates don't.
+struct EarlyHeld {
+  ChunkKey key;
+  Version version;
+};
+
 // A refused version, remembered until the floor has passed it.
 struct Tomb {
   Version version;
@@ -298,6 +304,8 @@ class Replica::Machine {
   uint64_t least_epoch(uint64_t space) const;
   bool turn_allows(Request* r, const ClientUpdate& u, Chunk* c);
   Pending* number(const ClientUpdate& u, Chunk* c);
+  void remember_held(const Notice& n);
+  bool held_came_early(const ChunkKey& key, const Version& version);
   void begin_update(Pending* p);
   Pending* new_pending(const Update& u, Chunk* c);
   static ChunkFacts facts_after(const Update& u, const ChunkFacts& base);
@@ -385,9 +393,13 @@ class Replica::Machine {
 
   // The chain. config_ is the adopted version; zero = none in this incarnation.
   ChainConfig config_;
-  ChainConfig next_config_;   // recorded, being made durable
-  ChainVersion start_floor_;  // adopted by an earlier incarnation: never again
-  ChainRecord record_;        // being made durable
+  ChainConfig next_config_;  // recorded, being made durable
+  // The newest ones; an older one that is lost comes again (resend.cc). Void with the chain version.
+  std::array<EarlyHeld, 64> early_held_;
+  uint32_t early_held_count_ = 0;  // of valid entries
+  uint32_t early_held_next_ = 0;   // overwritten next
+  ChainVersion start_floor_;       // adopted by an earlier incarnation: never again
+  ChainRecord record_;             // being made durable
   ChainRecord durable_record_;
   bool persisted_here_ = false;
   uint32_t persists_ = 0;  // PersistChain effects under way

@@ -328,7 +328,9 @@ void Replica::Machine::update_received(const Update& u, PayloadState payload_sta
       p->fetch_op = new_op(Op::Kind::fetch, nullptr, p);
       out_->push_back(Fetch{p->fetch_op, p->update.payload});
     }
-    if (u.held) held_received(Notice{.type = NoticeType::held, .key = u.key, .version = u.version});
+    if (u.held || held_came_early(u.key, u.version)) {
+      held_received(Notice{.type = NoticeType::held, .key = u.key, .version = u.version});
+    }
     return begin_update(p);
   }
   release(mine.payload);
@@ -471,6 +473,7 @@ void Replica::Machine::send_held(Pending* p) {
 
 void Replica::Machine::held_received(const Notice& n) {
   Chunk* c = find_chunk(n.key);
+  if (c == nullptr || c->pendings.empty() || c->pendings.last()->version() < n.version) remember_held(n);
   if (c == nullptr) return;
   Pending* newest_held = nullptr;
   for (Pending* p = c->pendings.first(); p != nullptr && p->version() <= n.version && !p->fallen;
@@ -481,6 +484,21 @@ void Replica::Machine::held_received(const Notice& n) {
   if (newest_held == nullptr) return;
   send_held(newest_held);
   progress(c);
+}
+
+// A late repetition is remembered too: it does no harm, since no version is given twice.
+void Replica::Machine::remember_held(const Notice& n) {
+  early_held_[early_held_next_] = EarlyHeld{n.key, n.version};
+  early_held_next_ = (early_held_next_ + 1) % early_held_.size();
+  early_held_count_ = std::min<uint32_t>(early_held_count_ + 1, early_held_.size());
+}
+
+// `held` covers what is below it in the chunk.
+bool Replica::Machine::held_came_early(const ChunkKey& key, const Version& version) {
+  for (uint32_t i = 0; i < early_held_count_; i++) {
+    if (early_held_[i].version >= version && early_held_[i].key == key) return true;
+  }
+  return false;
 }
 
 // ---- 5. The last member commits; 6. the acknowledgement commits on the way up --------------

@@ -94,6 +94,7 @@ void Replica::Machine::adopt() {
   while (config_.members[my_index_].target != self_) my_index_++;
   counter_ = 0;
   floor_ = Version{};
+  early_held_count_ = early_held_next_ = 0;
   while (Chunk* c = memory_.first()) {
     memory_.remove(c);
     c->removed = Version{};
