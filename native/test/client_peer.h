@@ -79,6 +79,9 @@ struct Peer {
     ::unlink(path.c_str());
     ::rmdir(directory.c_str());
   }
+  // What the script shares with the test is touched under this, by both.
+  std::unique_lock<std::recursive_mutex> hold() { return std::unique_lock(mutex_); }
+
   uint8_t* memory(const wire::BulkRef& bulk) {
     for (auto& [id, mapping] : regions) {
       if (id == bulk.region) return mapping.data() + bulk.address;
@@ -146,6 +149,7 @@ struct Peer {
       std::vector<pollfd> entries{{local_.get(), POLLIN, 0}, {tcp_.get(), POLLIN, 0}};
       for (auto& s : sessions) entries.push_back({s.connection->socket.get(), POLLIN, 0});
       ::poll(entries.data(), entries.size(), 5);
+      const auto held = hold();
       accept(local_, net::Transport::kLocal, &sessions);
       accept(tcp_, net::Transport::kTcp, &sessions);
       for (auto& s : sessions) {
@@ -242,6 +246,7 @@ struct Peer {
     script(*this, *s.connection, s.request);
   }
 
+  std::recursive_mutex mutex_;
   Fd local_, tcp_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

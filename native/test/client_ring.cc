@@ -139,11 +139,9 @@ TEST_CASE("replies in any order meet their requests") {
 }
 
 TEST_CASE("a silent replica: the read turns to another, the late answer is thrown away") {
-  std::mutex mutex;
   net::Connection* silent = nullptr;
   uint64_t late_id = 0;
   Peer a([&](Peer& p, net::Connection& c, const Peer::Request& r) {
-    std::lock_guard lock(mutex);
     if (late_id == 0) {
       silent = &c, late_id = r.id;
       return;
@@ -163,7 +161,7 @@ TEST_CASE("a silent replica: the read turns to another, the late answer is throw
   CHECK(b.ring->stats().retries >= 1);
   std::memset(b.iov->data(), 0x55, 4096);
   const std::vector<uint8_t> junk(4096, 0xee);
-  Peer::answer_read(*silent, late_id, junk, 16 << 20);
+  a.hold(), Peer::answer_read(*silent, late_id, junk, 16 << 20);
   ffs_cqe out[4];
   uint32_t events;
   CHECK(b.ring->wait(out, 4, 0, 0, &events) == 0);
@@ -208,18 +206,17 @@ TEST_CASE("a read into a region that is taken back: a late writer can't touch th
     REQUIRE(done.size() == 1);
     CHECK(done[0].result == 8192);
   }
+  const auto held = a.hold();
   CHECK(a.regions.size() >= 2);
   CHECK(static_cast<size_t>(a.unregistered) == a.regions.size() - 1);
 }
 
 TEST_CASE("a slice that can't be taken back stays in quarantine until the server has answered") {
-  std::mutex mutex;
   net::Connection* silent = nullptr;
   std::vector<uint64_t> ids;
   std::atomic<bool> mute_now{false};
   Peer a([&](Peer& p, net::Connection& c, const Peer::Request& r) {
     if (!mute_now) return well(p, c, r);
-    std::lock_guard lock(mutex);
     silent = &c;
     ids.push_back(r.id);
   });
@@ -245,19 +242,20 @@ TEST_CASE("a slice that can't be taken back stays in quarantine until the server
   REQUIRE(b.ring->prepare(&e, 1).taken == 1);
   CHECK(b.complete(1, 1000).empty());  // long over its deadline, but the server may write still
   CHECK(iov->used());
-  REQUIRE(ids.size() == 1);  // and it isn't asked anew, nor anybody else
-  Peer::fail_read(*silent, ids[0], ENOENT, Detail::kNone);
+  const auto asked = [&] { return a.hold(), ids.size(); };
+  REQUIRE(asked() == 1);  // and it isn't asked anew, nor anybody else
+  a.hold(), Peer::fail_read(*silent, ids[0], ENOENT, Detail::kNone);
   auto done = b.complete(1);
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == -ENOENT);
   CHECK_FALSE(iov->used());
   // The same with a cancellation.
   REQUIRE(b.ring->prepare(&e, 1).taken == 1);
-  for (int i = 0; i < 200 && ids.size() < 2; i++) (void)b.complete(1, 10);
-  REQUIRE(ids.size() == 2);
+  for (int i = 0; i < 200 && asked() < 2; i++) (void)b.complete(1, 10);
+  REQUIRE(asked() == 2);
   CHECK(b.ring->cancel(1));
   CHECK(b.complete(1, 300).empty());
-  Peer::fail_read(*silent, ids[1], ENOENT, Detail::kNone);
+  a.hold(), Peer::fail_read(*silent, ids[1], ENOENT, Detail::kNone);
   done = b.complete(1);
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == -ECANCELED);
@@ -331,22 +329,21 @@ TEST_CASE("damage: another replica answers; damage everywhere is EIO") {
 }
 
 TEST_CASE("a lost connection: updates are sent again with the same identity") {
-  std::mutex mutex;
   std::vector<wire::Context> seen;
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-    std::lock_guard lock(mutex);
     seen.push_back(r.update.context);
     if (seen.size() <= 2) return c.socket.reset();
     Peer::answer_update(c, r.id);
   });
   for (auto transport : {TransportChoice::kTcp, TransportChoice::kLocal}) {
-    seen.clear();
+    peer.hold(), seen.clear();
     Bench b({&peer}, transport);
     const ffs_sqe e = b.sqe(FFS_OP_WRITE, 1, 100000);
     REQUIRE(b.ring->prepare(&e, 1).taken == 1);
     auto done = b.complete(1);
     REQUIRE(done.size() == 1);
     CHECK(done[0].result == 100000);
+    auto held = peer.hold();
     REQUIRE(seen.size() == 3);
     for (const auto& context : seen) {
       CHECK(context.client == 7);
@@ -354,9 +351,11 @@ TEST_CASE("a lost connection: updates are sent again with the same identity") {
       CHECK(context.sequence == seen[0].sequence);
     }
     CHECK(seen[0].channel != 0);
+    held.unlock();
     // The next one on the channel has a higher sequence.
     REQUIRE(b.ring->prepare(&e, 1).taken == 1);
     REQUIRE(b.complete(1).size() == 1);
+    held.lock();
     CHECK(seen[3].channel == seen[0].channel);
     CHECK(seen[3].sequence == seen[0].sequence + 1);
   }
@@ -380,10 +379,8 @@ TEST_CASE("an update whose outcome is unknown retires its channel") {
 }
 
 TEST_CASE("a reissue goes out under a new sequence") {
-  std::mutex mutex;
   std::vector<uint64_t> sequences;
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-    std::lock_guard lock(mutex);
     sequences.push_back(r.update.context.sequence);
     if (sequences.size() == 1) return Peer::answer_update(c, r.id, EAGAIN, Detail::kReissue);
     Peer::answer_update(c, r.id);
@@ -394,15 +391,14 @@ TEST_CASE("a reissue goes out under a new sequence") {
   auto done = b.complete(1);
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == 100);
+  const auto held = peer.hold();
   REQUIRE(sequences.size() == 2);
   CHECK(sequences[1] == sequences[0] + 1);
 }
 
 TEST_CASE("stale routing: the request waits, asks for newer routing, and goes on with the same identity") {
-  std::mutex mutex;
   std::vector<wire::Context> seen;
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-    std::lock_guard lock(mutex);
     seen.push_back(r.update.context);
     if (r.update.context.chain_counter < 2)
       return Peer::answer_update(c, r.id, EAGAIN, Detail::kStaleRouting);
@@ -419,6 +415,7 @@ TEST_CASE("stale routing: the request waits, asks for newer routing, and goes on
   auto done = b.complete(1);
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == 100);
+  const auto held = peer.hold();
   CHECK(seen.back().sequence == seen.front().sequence);
   CHECK(seen.back().channel == seen.front().channel);
 }
@@ -502,7 +499,7 @@ TEST_CASE("garbage and lies end the connection, not the request") {
 
 TEST_CASE("a server of another cluster is an error at once, and no data") {
   Peer peer(well);
-  peer.hello.cluster[3] = 1;
+  peer.hold(), peer.hello.cluster[3] = 1;
   Bench b({&peer});
   const ffs_sqe e[2] = {b.sqe(FFS_OP_READ, 1, 4096), b.sqe(FFS_OP_WRITE, 2, 4096)};
   REQUIRE(b.ring->prepare(e, 2).taken == 2);
@@ -516,7 +513,7 @@ TEST_CASE("a server of another cluster is an error at once, and no data") {
 
 TEST_CASE("a server that accepts and says nothing, or isn't there: another replica, else the deadline") {
   Peer dumb(well), other(well);
-  dumb.answer_hello = false;
+  dumb.hold(), dumb.answer_hello = false;
   {
     Bench b({&dumb, &other}, TransportChoice::kAuto);
     const ffs_sqe e = b.sqe(FFS_OP_READ, 1, 4096);
@@ -585,12 +582,10 @@ TEST_CASE("holes and short chunks read as zeros where asked") {
 }
 
 TEST_CASE("what is written arrives, with its checksums, over both transports and by region") {
-  std::mutex mutex;
   std::vector<std::vector<uint8_t>> payloads;
   std::vector<uint8_t> kinds;
   std::atomic<bool> sums_right{true};
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-    std::lock_guard lock(mutex);
     payloads.push_back(r.payload);
     kinds.push_back(r.update.bulk.kind);
     std::vector<uint32_t> sums(net::piece_count(r.update.offset, r.update.length));
@@ -609,10 +604,12 @@ TEST_CASE("what is written arrives, with its checksums, over both transports and
       auto done = b.complete(1);
       REQUIRE(done.size() == 1);
       CHECK(done[0].result == static_cast<int64_t>(data.size()));
+      const auto held = peer.hold();
       CHECK(payloads.back() == data);
     }
   }
   CHECK(sums_right);
+  const auto held = peer.hold();
   CHECK(kinds == std::vector<uint8_t>{1, 1, 1, 2});
 }
 
