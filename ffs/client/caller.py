@@ -5,6 +5,7 @@ Thread-safe; each call blocks its thread until there is an answer or the policy 
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from typing import TypeVar
@@ -16,6 +17,8 @@ from ffs.proto.common import ErrorReply, Message, to_error
 from ffs.rpc.codec import encode_message
 
 M = TypeVar("M", bound=Message)
+
+_log = logging.getLogger(__name__)
 
 ONCE = Policy(deadline_s=0.0)
 """No retry: the first failure is raised."""
@@ -86,6 +89,7 @@ class _Progress:
             retry_after_s=retry_after_s,
         )
         decision = decide(self._policy, attempt, random.random())
+        _log.info("attempt %d failed after %.1f s: %s", self._number + 1, attempt.elapsed_s, error)
         try:
             if decision.next is Next.RAISE:
                 raise error
