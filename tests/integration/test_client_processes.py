@@ -274,6 +274,28 @@ def test_writes_to_a_chain_that_is_down(
         assert file.pread(len(data), 0) == data
 
 
+def test_a_client_that_gave_up_leaves_its_chains_working(cluster: Any, address: str, home: str) -> None:
+    """A fence that overtook the forwards of a stopped server left the chain waiting for ever."""
+    pid = _pids(cluster, "node1")
+    path = f"{home}/f"
+    with ffs.connect(address, request_timeout=1) as hasty:
+        with hasty.open(path, "wb", chunk_size=CHUNK) as file:
+            file.write(b"x" * 40 * CHUNK)
+        file = hasty.open(path, "r+b", 0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(errors.FfsError):
+                file.pwrite(b"y" * 40 * CHUNK, 0)
+            file.close()
+            hasty.close()  # ends the session: the metadata service fences it at the servers
+            time.sleep(2)  # as long as heartbeats need to bring the fence; too short proves nothing, no more
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    with ffs.connect(address) as patient, patient.open(path, "r+b", 0) as file:
+        file.pwrite(b"z" * 40 * CHUNK, 0)
+        assert file.pread(40 * CHUNK, 0) == b"z" * 40 * CHUNK
+
+
 def test_a_session_that_was_lost(address: str, client: Client, home: str, path: str, data: bytes) -> None:
     """A client that stood still for longer than its session lives: reading goes on, writing says so."""
     with ffs.connect(address, session_ttl=1.0) as sleeper:
