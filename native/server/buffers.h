@@ -53,6 +53,13 @@ class Buffers {
   uint8_t* try_allocate(BufferUse use, uint32_t bytes);
   void cancel(BufferWaiter* waiter);  // may be called for one that doesn't wait
   void release(uint8_t* buffer);
+  // Something was released that somebody waits for.
+  bool can_serve() const {
+    for (const Line& line : lines_) {
+      if (line.released && line.first != nullptr) return true;
+    }
+    return false;
+  }
   // Gives what was released to those who wait.
   void serve_waiters();
 

@@ -127,11 +127,8 @@ void Shard::run(Target& target, const craq::SendUpdate& effect) {
 }
 
 void Shard::run(Target& target, const craq::SendNotice& effect) {
-  // `held` must not stand behind an update that waits for a buffer on the other side: the buffers there
-  // come free only when the tail commits, which waits for it. The replica allows it to be early.
-  const bool behind_updates = goes_down(effect.notice.type) && effect.notice.type != craq::NoticeType::held;
-  net::SendQueue* queue =
-      behind_updates ? down_lane(target, effect.header.to) : peers_->lane(effect.header.to, kLaneUp);
+  net::SendQueue* queue = follows_updates(effect.notice.type) ? down_lane(target, effect.header.to)
+                                                              : peers_->lane(effect.header.to, kLaneFree);
   if (queue != nullptr) queue->push(Type::kNotice, 0, notice_of(effect));
 }
 

@@ -1,9 +1,9 @@
-// This shard's connections to the shards of its chains' other members, several lanes each: one `up`
-// for what never waits for a buffer on the other side, and one `down` for each distance of the
+// This shard's connections to the shards of its chains' other members, several lanes each: a free
+// one for what never waits for a buffer on the other side, and one `down` for each distance of the
 // receiver from its tail, for updates and what must follow them in order. So a full pool on the
 // other side holds up only those updates that wait for the same pool (server/buffers.h), and never
-// the acknowledgements that will empty it. A lane that is down drops what it is given: the
-// replicas send again when it is back (craq/replica.h, on_peer_connected). One shard thread.
+// the notices (held, acknowledged, cancelled) that will empty it. A lane that is down drops what it is given:
+// the replicas send again when it is back (craq/replica.h, on_peer_connected). One shard thread.
 #pragma once
 
 #include <array>
@@ -31,9 +31,9 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
-// 0: up; 1 + n: down to a member with n members behind it.
+// 0: free; 1 + n: down to a member with n members behind it.
 using LaneNumber = uint32_t;
-constexpr LaneNumber kLaneUp = 0;
+constexpr LaneNumber kLaneFree = 0;
 constexpr LaneNumber lane_down(uint32_t members_behind) {
   return 1 + members_behind;
 }

@@ -126,7 +126,9 @@ Status Shard::open_all() {
 // --- passes ---------------------------------------------------------------------------------------
 
 void Shard::io_pass() {
-  const bool busy = !to_read_.empty() || !completions_.empty() || fetch_ready_;
+  const bool ops_free = !waiting_for_op_.empty() && requests_.used() < config_.max_ops;
+  const bool busy = !to_read_.empty() || !completions_.empty() || fetch_head_ != nullptr || ops_free ||
+                    buffers_->can_serve();
   io_->run_once(busy ? 0 : static_cast<int64_t>(kTickUs));
   now_us_ = clock_us();
   now_ms_ = now_us_ / 1000;

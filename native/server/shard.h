@@ -299,7 +299,6 @@ class Shard {
   std::vector<Completion> completions_, completing_;
   Payload* fetch_head_ = nullptr;
   Payload* fetch_tail_ = nullptr;
-  bool fetch_ready_ = false;      // the first in line has its buffer
   std::vector<uint8_t> scratch_;  // variable parts
   ShardMetrics metrics_;
 };

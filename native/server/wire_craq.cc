@@ -182,15 +182,17 @@ bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notic
   return true;
 }
 
-bool goes_down(craq::NoticeType type) {
+// What may overtake updates goes by the lane that never waits: `held` and `cancel` free the buffers
+// that an update in front of them may be waiting for (the receiver remembers early ones).
+bool follows_updates(craq::NoticeType type) {
   switch (type) {
-    case craq::NoticeType::held:
-    case craq::NoticeType::cancel:
     case craq::NoticeType::space_epoch:
     case craq::NoticeType::reconcile_answer:
     case craq::NoticeType::resent:
     case craq::NoticeType::invite:
       return true;
+    case craq::NoticeType::held:
+    case craq::NoticeType::cancel:
     case craq::NoticeType::ack:
     case craq::NoticeType::refusal:
     case craq::NoticeType::missing:

@@ -37,7 +37,7 @@ wire::Forward forward_of(const craq::SendUpdate& send);
 bool update_of(const wire::Forward& forward, craq::PeerHeader* header, craq::Update* update);
 wire::Notice notice_of(const craq::SendNotice& send);
 bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notice* out);
-// Whether a notice goes with the updates (it must follow them in order) or by the other lane.
-bool goes_down(craq::NoticeType type);
+// Whether a notice must follow the updates before it in order, or goes by the lane that never waits.
+bool follows_updates(craq::NoticeType type);
 
 }  // namespace ffs::server

@@ -345,11 +345,13 @@ TEST_CASE("32 writers with small pools wait and none fails (S7)") {
 // Every node is head of some chains and in the middle and at the end of others: full pools must not
 // wait for each other in a circle.
 TEST_CASE("many writers over chains in all directions with small pools all finish") {
-  for (const uint32_t nodes : {3u, 5u}) {
+  // With 64 MiB the heads' pools hold more than those behind them.
+  static const std::pair<uint32_t, size_t> settings[] = {{3, 1}, {3, 64u << 20}, {5, 64u << 20}};
+  for (const auto& [nodes, pool_bytes] : settings) {
     Cluster::Options options;
     options.nodes = nodes;
     options.chains = 2 * nodes;
-    options.pool_bytes = 1;
+    options.pool_bytes = pool_bytes;
     Cluster cluster(options);
     std::vector<std::thread> writers;
     std::atomic<int> failures{0};
