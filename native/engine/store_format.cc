@@ -321,7 +321,10 @@ Status ChunkStore::format(io::Io& io, const std::string& path, const FormatOptio
   }
   Status formatted = [&]() -> Status {
     FFS_TRY(io::Device device, io::open_device(path));
-    Fd owner(device.fd);
+    struct Closer {
+      io::Device& device;
+      ~Closer() { io::close_device(device); }
+    } closer{device};
     uint64_t whole = block_device && size != 0 ? std::min(size, device.size_bytes) : device.size_bytes;
     FFS_TRY(io::File file, io.add_file(device.fd));
     Status result = format_file(io, file, whole, device.sector_bytes, options, made);

@@ -98,6 +98,9 @@ Result<Device> open_device(const std::string& path) {
 }
 
 void close_device(Device& device) {
+  // Unlocked by name: an io_uring may hold the file for a while after it was closed (a flush that ran
+  // on one of the kernel's workers gives it back late).
+  if (device.fd >= 0) ::flock(device.fd, LOCK_UN);
   if (device.fd >= 0) ::close(device.fd);
   device.fd = -1;
 }

@@ -86,6 +86,7 @@ void UringIo::remove_file(File file) {
   FFS_CHECK(fds_[static_cast<size_t>(file.index)] >= 0);
   FFS_CHECK(io_uring_register_files_update(&ring_, static_cast<unsigned>(file.index), &none, 1) == 1);
   fds_[static_cast<size_t>(file.index)] = -1;
+  io_uring_get_events(&ring_);  // lets go of what finished requests still hold
 }
 
 Result<Region> UringIo::register_region(void* base, size_t length) {

@@ -29,6 +29,7 @@ struct FileStore {
   std::string path;
   std::unique_ptr<io::Io> io;
   std::unique_ptr<ChunkStore> store;
+  std::string last_message;
 
   FileStore(io::Backend backend, const std::string& directory) {
     static int count = 0;
@@ -54,7 +55,10 @@ struct FileStore {
     OpenOptions o;
     o.cluster = cluster;
     auto opened = ChunkStore::open(*io, path, o);
-    if (!opened.ok()) return opened.error();
+    if (!opened.ok()) {
+      last_message = ChunkStore::last_open_message();
+      return opened.error();
+    }
     store = std::move(opened.value());
     return ok_status();
   }
@@ -111,7 +115,7 @@ TEST_CASE("a store on a file survives closing, and opening by the other backend"
   DeviceIdentity made;
   REQUIRE(ChunkStore::format(*f.io, f.path, f.options(kSmall, true), &made).ok());
   CHECK(made.max_chunks == kSmall / (256 * 1024));
-  REQUIRE(f.open().ok());
+  REQUIRE_MESSAGE(f.open().ok(), f.last_message);
   auto data = random_bytes(1'500'000, 5);
   CHECK(put(f, 1, v(1), {}, data) == 0);
   CHECK(get(f, 1, 2'000'000) == data);
@@ -127,11 +131,11 @@ TEST_CASE("a store on a file survives closing, and opening by the other backend"
   auto fallback = io::Io::create(options);
   REQUIRE(fallback.ok());
   f.io = std::move(fallback.value());
-  REQUIRE(f.open().ok());
+  REQUIRE_MESSAGE(f.open().ok(), f.last_message);
   CHECK(get(f, 1, 2'000'000) == data);
   CHECK(put(f, 1, v(2), v(1), random_bytes(10, 6)) == 0);
   f.store.reset();  // as after a crash
-  REQUIRE(f.open().ok());
+  REQUIRE_MESSAGE(f.open().ok(), f.last_message);
   CHECK(get(f, 1, 100) == random_bytes(10, 6));
 }
 
@@ -160,7 +164,7 @@ TEST_CASE("devices that must be refused are refused, each with its own error") {
   Uuid other = Harness::cluster();
   other[5] = 1;
   CHECK(f.open(other).error().code == EXDEV);
-  REQUIRE(f.open().ok());
+  REQUIRE_MESSAGE(f.open().ok(), f.last_message);
   FileStore second(io::Backend::uring, ".");
   std::string own = std::exchange(second.path, f.path);
   CHECK(second.open().error().code == EBUSY);
@@ -170,7 +174,7 @@ TEST_CASE("devices that must be refused are refused, each with its own error") {
   // One damaged superblock is survived, two are not.
   uint64_t garbage = 0x123456789abcdef;
   f.overwrite(kSuperblockOffset[1] + 100, &garbage, sizeof garbage);
-  REQUIRE(f.open().ok());
+  REQUIRE_MESSAGE(f.open().ok(), f.last_message);
   f.store.reset();
   f.overwrite(kSuperblockOffset[0] + 100, &garbage, sizeof garbage);
   f.overwrite(kSuperblockOffset[1] + 100, &garbage, sizeof garbage);
@@ -300,7 +304,7 @@ struct Bench {
 
   explicit Bench(const std::string& directory) : f(io::Backend::uring, directory) {
     REQUIRE(ChunkStore::format(*f.io, f.path, f.options(kBytes, false)).ok());
-    REQUIRE(f.open().ok());
+    REQUIRE_MESSAGE(f.open().ok(), f.last_message);
     io::BufferPool::Options options;
     options.arena_bytes = 64 << 20;
     options.populate = true;
