@@ -423,7 +423,11 @@ TEST_CASE("thousands of connections leave nothing behind (S4, S15)") {
   CHECK(metrics.region_bytes == 0);
   CHECK(metrics.pool_used_bytes == 0);
   CHECK(open_descriptors() <= descriptors);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  (void)resident;  // a sanitizer keeps freed memory
+#else
   CHECK(resident_kib() < resident + 16 * 1024);
+#endif
 }
 
 TEST_CASE("a stopped member: writes wait for it, clean reads go on, the server stops all the same") {
