@@ -47,7 +47,7 @@ def save(
 
     Raises Exists; NotFound (the parent); TypeError, InvalidArgument (an entry that is no tensor, or
     that safetensors can't hold: its name is said); NoSpace and any other failure of a write. Then
-    nothing is visible under `path`.
+    nothing is visible under `path`. Directories above it are made as needed.
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}: give a positive number of bytes")
@@ -59,6 +59,7 @@ def save(
     if not name:
         raise InvalidArgument("a checkpoint needs a name of its own", path)
     hidden = posixpath.join(parent, f".{name[:200]}.saving-{uuid.uuid4().hex}")
+    client.makedirs(parent, exist_ok=True)
     client.mkdir(hidden, table=table)
     try:
         manifest = _write_all(client, hidden, groups, tied)

@@ -109,7 +109,7 @@ async def walk(
     `walk_missing` - NotADirectory, AccessDenied, SymlinkLoop, NameTooLong, InvalidArgument."""
     found = await walk_missing(reader, creds, path, follow, entry=entry)
     if found.rest:
-        raise errors.NotFound(f"there is no {found.name!r} on the way", path)
+        raise errors.NotFound(f"there is no {found.name.decode(errors='replace')!r} on the way", path)
     return found
 
 
