@@ -394,6 +394,37 @@ def test_appenders_never_overwrite_each_other(address: str, client: Client, home
     assert sorted(records) == sorted(expected)
 
 
+@pytest.mark.parametrize("mode", ["w", "wb", "w+b", "ab", "a+b", "r+b", "xb"])
+@pytest.mark.parametrize("buffering", [-1, 0, 10])
+def test_a_flush_publishes(client: Client, home: str, mode: str, buffering: int) -> None:
+    if buffering == 0 and "b" not in mode:
+        return
+    path = f"{home}/f"
+    if "r" in mode:
+        client.mknod(path)
+    with client.open(path, mode, buffering) as file:
+        for turn in range(3):
+            file.write("12345" if "b" not in mode else b"12345")
+            (file.flush if turn % 2 else file.fsync)()
+            assert client.getsize(path) == 5 * (turn + 1)
+
+
+def test_readers_at_the_end_look_again(client: Client, home: str) -> None:
+    with (
+        client.open(f"{home}/f", "wb", 0) as writer,
+        client.open(f"{home}/f", "rb", 0) as raw,
+        client.open(f"{home}/f", "rb") as buffered,
+    ):
+        buffer = bytearray(100)
+        for turn in range(5):
+            assert raw.readinto(buffer) == 0
+            assert buffered.read(100) == b""
+            writer.write(bytes([65 + turn]) * 10)
+            writer.flush()
+            assert raw.readinto(buffer) == 10
+            assert buffered.read(100) == bytes([65 + turn]) * 10
+
+
 def test_a_tail_reader_never_sees_zeros(address: str, client: Client, home: str) -> None:
     """S18: readers saw zeros while a file was appended."""
     path = f"{home}/log"
@@ -451,6 +482,20 @@ def test_unflushed_writes_before_a_truncation_do_not_extend(address: str, client
     assert client.getsize(path) == 100
     with client.open(path, "rb") as file:
         assert file.read() == b"a" * 100
+
+
+def test_a_write_below_a_truncation_does_not_bring_back_the_old_length(
+    address: str, client: Client, home: str
+) -> None:
+    """The first write isn't published when the file is cut; the second learns of it, below the cut."""
+    path = f"{home}/f"
+    with ffs.connect(address) as other, client.open(path, "wb", 0, chunk_size=CHUNK, stripe=1) as writer:
+        writer.write(b"a" * 10 * CHUNK)
+        other.truncate(path, 100)
+        writer.pwrite(b"b" * 10, 50)
+    assert client.getsize(path) == 100
+    with client.open(path, "rb") as file:
+        assert file.read() == b"a" * 50 + b"b" * 10 + b"a" * 40
 
 
 def test_a_removed_file_never_reads_as_zeros(client: Client, home: str) -> None:
