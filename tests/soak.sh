@@ -3,16 +3,31 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 total=${FFS_SOAK_SECONDS:-3600}
-share=$((total / 4))
-export FFS_SOAK_SECONDS=$share
-echo "soak: simulator, $share s"
-.venv/bin/python -m pytest tests/sim
-echo "soak: engine under crashes, $share s"
-./build/test/test_engine --test-case='*crash*'
-echo "soak: namespace against its models, $share s"
-.venv/bin/python -m pytest tests/model tests/crash
-echo "soak: decoders, $share s"
+export FFS_SOAK_SECONDS=$((total / 4))
+python=.venv/bin/python
+
+# Runs a command with a new seed each time until its share is over: until_over COMMAND... (SEED is appended).
+until_over() {
+  local end=$((SECONDS + FFS_SOAK_SECONDS)) seed
+  while [ "$SECONDS" -lt "$end" ]; do
+    seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+    "$@" "$seed" || { echo "soak: failed: $* $seed"; exit 1; }
+  done
+}
+
+echo "soak: the simulator of chains, $FFS_SOAK_SECONDS s"
+$python -m pytest tests/sim/test_search.py
+
+echo "soak: the engine under crashes, $FFS_SOAK_SECONDS s"
+./build/test/test_engine --test-case='crash soak*'
+
+echo "soak: the namespace against its models, $FFS_SOAK_SECONDS s"
+FFS_TEST_SCALE=5 until_over $python -m pytest tests/model -p no:cacheprovider --hypothesis-seed
+
+echo "soak: the decoders, $FFS_SOAK_SECONDS s"
+FFS_SOAK_SECONDS=$((FFS_SOAK_SECONDS / 3))
 for fuzzer in build/test/fuzz_*; do
-  [ -x "$fuzzer" ] && [ -f "$fuzzer" ] || continue
-  "$fuzzer" --seconds $((share / 4)) --seed "$(date +%s)"
+  if [ -f "$fuzzer" ] && [ -x "$fuzzer" ]; then
+    until_over "$fuzzer" --runs 20000 --seed
+  fi
 done
