@@ -67,7 +67,7 @@ demo: .stamps/build .stamps/torch
 
 test: lint native-test python-test wheel-test
 
-lint: .stamps/build
+lint: .stamps/build .stamps/torch
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --quiet --check .
 	@$(VENV)/bin/mypy
