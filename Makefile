@@ -71,7 +71,7 @@ lint: .stamps/build .stamps/torch
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --quiet --check .
 	@$(VENV)/bin/mypy
-	@git ls-files 'native/*.h' 'native/*.cc' | grep -v 'include/ffs/ffs.h' \
+	@git ls-files 'native/*.h' 'native/*.cc' | grep -v 'include/ffs/' \
 	  | xargs clang-format --dry-run -Werror
 	@$(MAKE) tidy
 
