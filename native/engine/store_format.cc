@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <cstdarg>
 #include <cstdlib>
@@ -286,6 +287,35 @@ Status ChunkStore::format_file(io::Io& io, io::File file, uint64_t size_bytes, u
 
 namespace {
 
+constexpr uint64_t kScannedBytes = kMiB;
+
+// File systems, partition tables, volume managers and databases mark the beginning of what they own, some
+// (GPT, RAID) its end. Anything but zeros there is somebody's. A chunk store is format_file's to name.
+Status refuse_foreign(io::Io& io, io::File file, uint64_t size) {
+  AlignedBlock block;
+  for (uint64_t offset : kSuperblockOffset) {
+    if (transfer(io, file, false, offset, block.bytes) == static_cast<int32_t>(kBlock) &&
+        has_magic(block.bytes)) {
+      return ok_status();
+    }
+  }
+  const uint64_t whole = size / kBlock * kBlock;
+  for (uint64_t offset = 0; offset < whole; offset += kBlock) {
+    if (offset == kScannedBytes && whole > 2 * kScannedBytes) offset = whole - kScannedBytes;
+    const int32_t rc = transfer(io, file, false, offset, block.bytes);
+    if (rc != static_cast<int32_t>(kBlock)) {
+      return open_error(rc < 0 ? -rc : EIO, "reading the device", "at byte %llu",
+                        static_cast<unsigned long long>(offset));
+    }
+    if (std::any_of(block.bytes, block.bytes + kBlock, [](uint8_t byte) { return byte != 0; })) {
+      return open_error(EEXIST, "the device isn't blank: it holds something that isn't ffs's",
+                        "data in the 4 KiB at byte %llu; force the format only if it may go",
+                        static_cast<unsigned long long>(offset));
+    }
+  }
+  return ok_status();
+}
+
 // Puts the path before what went wrong.
 Error at_path(const std::string& path, Error error) {
   if (t_open_message.empty())
@@ -327,7 +357,8 @@ Status ChunkStore::format(io::Io& io, const std::string& path, const FormatOptio
     } closer{device};
     uint64_t whole = block_device && size != 0 ? std::min(size, device.size_bytes) : device.size_bytes;
     FFS_TRY(io::File file, io.add_file(device.fd));
-    Status result = format_file(io, file, whole, device.sector_bytes, options, made);
+    Status blank = options.overwrite || !exists ? ok_status() : refuse_foreign(io, file, device.size_bytes);
+    Status result = blank.ok() ? format_file(io, file, whole, device.sector_bytes, options, made) : blank;
     io.remove_file(file);
     return result;
   }();

@@ -204,6 +204,25 @@ TEST_CASE("devices that must be refused are refused, each with its own error") {
   CHECK(f.open().error().code == ENOSPC);
 }
 
+TEST_CASE("what isn't blank isn't formatted unless that is asked for") {
+  // Where an ext4 superblock, a partition table, an old superblock's copy and a GPT's copy would stand.
+  for (uint64_t at : {uint64_t{1080}, uint64_t{510}, uint64_t{64 * 1024 + 7}, uint64_t{kSmall} - 512}) {
+    FileStore f(io::Backend::uring, ".");
+    FormatOptions options = f.options(kSmall, true);
+    REQUIRE(io::make_device_file(f.path, kSmall, true, false).ok());
+    const uint16_t mark = 0xef53;
+    f.overwrite(at, &mark, sizeof mark);
+    options.size_bytes = 0;
+    Status refused = ChunkStore::format(*f.io, f.path, options);
+    REQUIRE(!refused.ok());
+    CHECK(refused.error().code == EEXIST);
+    CHECK(ChunkStore::last_open_message().find("isn't blank") != std::string::npos);
+    CHECK(f.open().error().code == EMEDIUMTYPE);  // and nothing was written
+    options.overwrite = true;
+    CHECK(ChunkStore::format(*f.io, f.path, options).ok());
+  }
+}
+
 // ------------------------------------------------------------------------------ for tests/crash
 
 namespace {
