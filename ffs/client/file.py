@@ -232,8 +232,8 @@ class File(io.RawIOBase):
         view = whole.getbuffer()
         done = self.pread_into(view, offset)  # if it raises, its frames still hold the view: no `with`
         view.release()
-        whole.truncate(done)
-        return whole.getvalue()
+        # No truncate(): after a retry the traceback of the first error may still hold slices of the view.
+        return whole.getvalue() if done == size else whole.getvalue()[:done]
 
     # --- writing ----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import posixpath
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -114,9 +115,10 @@ class Space:
         """Makes a space at `path` for blocks of 1 to `block_bytes` bytes (at most 16 MiB) and opens it.
 
         `table`: the chain table by name or id, which decides the number of replicas; None: as the
-        directory has it. With `exist_ok` a space of the same geometry is welcome. Blocking. Raises
-        Exists, NotFound (the parent, the table), InvalidArgument.
+        directory has it. With `exist_ok` a space of the same geometry is welcome. Directories above
+        it are made as needed. Blocking. Raises Exists, NotFound (the table), InvalidArgument.
         """
+        client.makedirs(posixpath.dirname(path), exist_ok=True)
         return cls(
             Handle.create(client, path, block_bytes, table=table, exist_ok=exist_ok, permissions=permissions)
         )
