@@ -183,7 +183,7 @@ def decide(
         case Member.CURRENT, False:
             assert Member.READY not in members, (chain, members)
             acting = all(_acts_in(report) == recorded for report in reports)
-            return nothing(serving=acting, moving=not acting)
+            return nothing(serving=acting and all(map(_serves, reports)), moving=not acting)
         case Member.CURRENT, True:
             assert Member.READY in members, (chain, members, proposal)
             return nothing(moving=True)
@@ -225,6 +225,10 @@ def _acts_in(report: Report | None) -> Version | None:
     return None if report is None else (report.body.recorded_term, report.body.recorded_counter)
 
 
+def _serves(report: Report | None) -> bool:
+    return report is not None and report.body.state == TargetState.SERVING
+
+
 def _is_live(proposal: Proposal, reports: Sequence[Report | None]) -> bool:
     """An absent member doesn't end a proposal: it may be silent only for a while."""
     return all(
@@ -255,5 +259,9 @@ def _reason(chain: ChainRecord, reports: Sequence[Report | None], members: Seque
             case Member.BLANK | Member.RETURNED | Member.AHEAD | Member.READY:
                 parts.append(f"target {target} is coming back")
             case Member.CURRENT:
-                pass
+                if _acts_in(report) == (chain.term, chain.counter) and not _serves(report):
+                    parts.append(
+                        f"target {target} doesn't serve: it is resuming, or lacks or can't read what its "
+                        "predecessor has (its node's log says which; a restart of the node tries again)"
+                    )
     return "; ".join(parts) or f"members are taking up version {chain.term}.{chain.counter}"

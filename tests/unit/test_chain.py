@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from ffs.proto.cluster import ChainRecord, TargetReport, TargetState
@@ -57,7 +58,7 @@ def report(
             persisted_term=persisted[0],
             persisted_counter=persisted[1],
             persisted_here=here,
-            state=0,
+            state=1,
             poisoned=poisoned,
             used_bytes=0,
             capacity_bytes=0,
@@ -355,3 +356,15 @@ def test_converges_after_any_faults(part: int) -> None:
                 break
             world.step(faults=False)
         assert world.serves(), world
+
+
+def test_a_member_that_stopped_serving_is_named() -> None:
+    """A replica that can't read the base of an update goes offline by itself: its chain takes no writes,
+    and the status that said "serving" was wrong."""
+    reports = [current(at) for at in range(3)]
+    assert decide(record(), reports, None, TERM).serving
+    body = msgspec.structs.replace(reports[1].body, state=int(TargetState.OFFLINE))
+    decision = decide(record(), [reports[0], Report(reports[1].incarnation, body), reports[2]], None, TERM)
+    assert not decision.serving
+    assert decision.action is Action.NONE
+    assert "target 12 doesn't serve" in decision.reason
