@@ -348,6 +348,9 @@ def test_down_after_the_supervisor_was_killed(tmp_path: Path) -> None:
     deadline = time.monotonic() + 30
     while is_alive(run.supervisor.pid, run.supervisor.started) and time.monotonic() < deadline:
         time.sleep(0.01)
+    again = outside("up", "--detach", "--dir", str(where))
+    assert again.returncode == 1
+    assert "ffs down --dir" in again.stderr
     assert outside("down", "--dir", str(where)).returncode == 0
     assert _gone(run)
 

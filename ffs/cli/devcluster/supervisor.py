@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ffs.cli.devcluster import commands
-from ffs.cli.devcluster.process import Child, last_line, spawn, start_ticks, stop_children, wait_file
+from ffs.cli.devcluster.process import (
+    Child,
+    is_alive,
+    last_line,
+    spawn,
+    start_ticks,
+    stop_children,
+    wait_file,
+)
 from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
 from ffs.cli.text import format_bytes, plural
-from ffs.errors import FfsError, InvalidArgument, NoSpace, Overloaded
+from ffs.errors import Busy, FfsError, InvalidArgument, NoSpace, Overloaded
 from ffs.proto.cluster import CreateTable, CreateTableReply, StatusReply
 
 if TYPE_CHECKING:
@@ -82,6 +90,7 @@ class Supervisor:
             self._check_space()
         directory.path.mkdir(parents=True, exist_ok=True)
         with directory.hold():
+            self._refuse_leftovers()
             try:
                 yield
             except BaseException:
@@ -90,6 +99,17 @@ class Supervisor:
                     _undo(directory.path, keep_itself=existed)
                 raise
             self.stop()
+
+    def _refuse_leftovers(self) -> None:
+        """Servers outlive a supervisor that was killed, and hold the devices."""
+        run = self.directory.read_run()
+        left = [r.name for r in run.processes if is_alive(r.pid, r.started)] if run is not None else []
+        if left:
+            raise Busy(
+                f"{', '.join(left)} of an earlier run still {'runs' if len(left) == 1 else 'run'} here: "
+                f"end {'it' if len(left) == 1 else 'them'} with ffs down --dir {self.directory.path}",
+                str(self.directory.path),
+            )
 
     def _check_space(self) -> None:
         parent = self.directory.path
