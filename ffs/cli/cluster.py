@@ -21,7 +21,7 @@ from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.cli.parsing import Commands, command, connect, count_argument, print_json, size_argument
 from ffs.cli.text import format_bytes, format_seconds, plural, table
 from ffs.errors import FfsError, InvalidArgument, from_os_error
-from ffs.proto.cluster import StatusReply, TargetState
+from ffs.proto.cluster import NodeStatus, StatusReply, TargetState
 
 DEFAULT_DIR = "ffs-cluster"
 DEFAULT_DEVICE = "4GiB"
@@ -268,6 +268,12 @@ def summary(status: StatusReply) -> str:
     )
 
 
+def _state_of(node: NodeStatus) -> str:
+    if node.alive:
+        return "alive"
+    return "silent" if node.silent_ms < 0 else "silent " + format_seconds(node.silent_ms / 1000)
+
+
 def _status_lines(status: StatusReply) -> Iterator[str]:
     yield f"cluster {status.cluster.hex()}  routing epoch {status.epoch}  manager {status.primary}"
     yield summary(status)
@@ -279,7 +285,7 @@ def _status_lines(status: StatusReply) -> Iterator[str]:
                 (
                     str(node.id),
                     node.name,
-                    "alive" if node.alive else "silent " + format_seconds(node.silent_ms / 1000),
+                    _state_of(node),
                     node.host,
                     device.path,
                     format_bytes(device.capacity_bytes),

@@ -30,7 +30,7 @@ def run_df(args: argparse.Namespace) -> int:
     free = space.f_bavail * space.f_frsize
     used = total - space.f_bfree * space.f_frsize
     if args.json:
-        print_json({"total": total, "used": used, "free": free, "files": space.f_files - space.f_ffree})
+        print_json({"total": total, "used": used, "free": free})
         return 0
     share = f"{used / total:.0%}" if total else "-"
     print(
