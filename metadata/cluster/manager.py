@@ -92,6 +92,8 @@ class Manager:
         self._cluster = cluster
         self._now_s = now_s
         self._registry = Registry(store, lease)
+        self._term = 0  # that what follows belongs to
+        self._config_count = 0  # never starts anew: a node knows its configuration by term and number
         self._forget()
         self._usage_s = float("-inf")
         self._wake_recorder = asyncio.Event()
@@ -102,10 +104,16 @@ class Manager:
         self.decisions: dict[int, chains.Decision] = {}
         self._proposals: dict[int, chains.Proposal] = {}
         self._generation = 0  # of proposals
-        self._config_count = 0
         self._to_record: dict[int, tuple[ChainRecord, chains.Proposal]] = {}
         self._fences: frozenset[int] = frozenset()
         self._decided_of: View | None = None
+
+    def _enter_term(self) -> None:
+        """Whoever notices a new term first - a request may come before `_follow_lease` runs - begins it."""
+        term = self._lease.term
+        if term != self._term:
+            self._term = term
+            self._forget()
 
     # requests
 
@@ -118,6 +126,7 @@ class Manager:
             return self._heartbeat(peer, request)  # type: ignore[arg-type]
         if kind is GetStatus:
             self._lease.require()
+            self._enter_term()
             self._decide_all_if_new()
             return status_reply(self, self._routing.view, self._cluster, self._lease, self._clock)
         if kind is Ping:
@@ -128,6 +137,7 @@ class Manager:
         if isinstance(request, GetRouting):
             return await self._routing.reply_changed(request.known_epoch, min(request.wait_ms, 60_000))
         self._lease.require()
+        self._enter_term()
         if isinstance(request, CreateTable):
             reply = await self._registry.create_table(request)
             await self._routing.refresh()
@@ -163,7 +173,7 @@ class Manager:
         term = 0
         while True:
             term = await self._lease.changed_from(term)
-            self._forget()
+            self._enter_term()
             if term:
                 await _survive(self._routing.refresh())
                 now = self._now_s()
@@ -218,6 +228,7 @@ class Manager:
 
     def _heartbeat(self, peer: Peer, beat: Heartbeat) -> HeartbeatReply:
         self._lease.require()
+        self._enter_term()
         if peer.role != "storage":
             raise NotPermitted(f"heartbeats are for storage nodes, not for role {peer.role}")
         record = self._routing.view.nodes.get(beat.node)

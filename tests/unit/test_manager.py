@@ -629,3 +629,30 @@ def test_manager_time_never_goes_back_and_never_passes_its_limit() -> None:
         await store.close()
 
     run(body)
+
+
+def test_numbers_of_configurations_never_start_anew() -> None:
+    """A heartbeat that came between a new lease and the beginning of its term was given a number that was
+    given again, for other content: its node never learned of the proposal that its chain waited for."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            before = max(node.config for node in all_nodes)
+            process.manager._forget()
+            for node in all_nodes:
+                await node.beat(process)
+                assert node.config > before
+
+    run(body)
+
+
+def test_a_heartbeat_begins_the_term_that_it_meets() -> None:
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            stale = process.manager.nodes
+            process.manager._term -= 1
+            await all_nodes[0].beat(process)
+            assert process.manager.nodes is not stale
+            assert process.manager._term == process.lease.term
+
+    run(body)
