@@ -413,6 +413,7 @@ def _essence(report: TargetReport | None) -> object:
     return (
         (report.recorded_term, report.recorded_counter),
         (report.persisted_term, report.persisted_counter),
+        report.state,
         report.persisted_here,
         report.poisoned,
     )
