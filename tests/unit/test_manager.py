@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from ffs.errors import (
@@ -654,5 +655,22 @@ def test_a_heartbeat_begins_the_term_that_it_meets() -> None:
             await all_nodes[0].beat(process)
             assert process.manager.nodes is not stale
             assert process.manager._term == process.lease.term
+
+    run(body)
+
+
+def test_a_change_of_state_alone_is_decided_upon() -> None:
+    """A member that had adopted its version and then began to serve left its chain called unwritable."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            state = process.manager.nodes[all_nodes[0].id]
+            chain = next(iter(all_nodes[0].targets.values())).chain
+            for ident, report in state.reports.items():
+                state.reports[ident] = msgspec.structs.replace(report, state=0)
+            process.manager._decide([chain])
+            assert not process.manager.decisions[chain].serving
+            await all_nodes[0].beat(process)  # the same, but for the state
+            assert process.manager.decisions[chain].serving
 
     run(body)
