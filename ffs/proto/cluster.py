@@ -51,6 +51,8 @@ class ChainRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     members: tuple[int, ...]  # target ids, head first
     states: tuple[int, ...]  # TargetState, one a member
     incarnations: tuple[int, ...]  # one a member
+    wanted: tuple[int, ...] = ()  # the targets that the chain shall end with, in order; (): its members
+    forced: int = 0  # `force-lead`: this target leads, though others may know more; 0: none
 
 
 class TableRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -85,6 +87,8 @@ class NodeRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     control: str = ""  # host:port of its control server
     alive: bool = False
     devices: tuple[DeviceInfo, ...] = ()
+    domain: str = ""  # failure domain (rack, power feed); "": its own
+    draining: bool = False  # gets no new targets; those it has move away
 
 
 class TargetRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -123,12 +127,14 @@ class RegisterNode(Message, tag=102, kw_only=True):
     uuid: bytes
     host_id: str
     devices: tuple[DeviceInfo, ...]
+    domain: str = ""
 
 
 class RegisterNodeReply(Message, tag=103, kw_only=True):
     node: int
     incarnation: int
     manager_ms: int
+    failure_timeout_ms: int = 10_000  # of the cluster
 
 
 class TargetEndpoint(Struct, array_like=True, frozen=True, gc=False):
@@ -163,6 +169,19 @@ class TargetReport(Struct, array_like=True, frozen=True, gc=False, kw_only=True)
     capacity_bytes: int
     free_bytes: int
     chunks: int
+    reason: int = 0
+    leased: bool = False
+    suspect: int = 0
+    sync_target: int = 0
+    sync_done: bool = False
+    sync_failure: int = 0
+    sync_chunks_total: int = 0
+    sync_chunks_compared: int = 0
+    sync_chunks_sent: int = 0
+    sync_bytes_sent: int = 0
+    damaged: int = 0
+    repaired: int = 0
+    scrubbed_bytes: int = 0
 
 
 class Heartbeat(Message, tag=106, kw_only=True):
@@ -186,6 +205,7 @@ class ChainRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     members: tuple[int, ...]
     states: tuple[int, ...]
     proposed: bool = False
+    incarnations: tuple[int, ...] = ()  # one a member
 
 
 class TargetRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -208,13 +228,30 @@ class NodeConfig(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     epoch: int
     chains: tuple[ChainRoute, ...]
     targets: tuple[TargetRoute, ...]
+    released: tuple[int, ...] = ()  # targets that are in no chain any more: drop what they hold
 
 
 class HeartbeatReply(Message, tag=107, kw_only=True):
     manager_ms: int
-    next_ms: int  # send the next one after so long (short while chains are in transition)
+    next_ms: int  # send the next one after so long, or as soon as a target has news
     config: NodeConfig | None = None  # None: the one that the node has stands
     fences: tuple[int, ...] = ()  # client sessions to fence, until they are in `fenced`
+    lease_ms: int = 0  # counted from when the heartbeat was sent
+
+
+class WaitConfig(Message, tag=108, kw_only=True):
+    """A long poll of a storage node: answered by HeartbeatReply-like WaitConfigReply when its configuration
+    isn't number `config` any more, or after wait_ms."""
+
+    node: int
+    incarnation: int
+    config: tuple[int, int]
+    wait_ms: int
+
+
+class WaitConfigReply(Message, tag=109, kw_only=True):
+    config: NodeConfig | None = None
+    fences: tuple[int, ...] = ()
 
 
 # --- messages: clients and people to the metadata service ----------------------------------------

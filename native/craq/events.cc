@@ -4,7 +4,8 @@
 
 namespace ffs::craq {
 
-Replica::Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options)
+Replica::Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options,
+                 uint64_t /*now_ms*/)
     : machine_(std::make_unique<Machine>(self, chain, store, options)) {}
 Replica::~Replica() = default;
 
@@ -55,6 +56,19 @@ void Replica::on_completion(OpId op, Outcome outcome, BufferRef payload, uint64_
   machine_->begin(now_ms, out);
   machine_->completed(op, outcome, payload);
   machine_->finish();
+}
+
+void Replica::on_lease(uint64_t, uint64_t, Effects&) {}
+
+void Replica::on_sync(const PeerHeader&, std::span<const uint8_t>, BufferRef payload, PayloadState, uint64_t,
+                      Effects& out) {
+  if (payload != kNoBuffer) out.push_back(Release{payload});
+}
+
+void Replica::on_damaged(const ChunkKey&, const Version&, uint64_t, Effects&) {}
+
+std::optional<ChunkKey> Replica::on_compare(const ChunkKey&, uint64_t, Effects&) {
+  return std::nullopt;
 }
 
 void Replica::on_peer_connected(TargetId target, uint64_t now_ms, Effects& out) {
@@ -134,6 +148,9 @@ void Replica::Machine::notice_arrived(const PeerHeader& header, const Notice& n)
       return;
     case NoticeType::answer:
       if (header.from == last_member()) answer_received(n);
+      return;
+    case NoticeType::lease_ask:
+    case NoticeType::lease_grant:
       return;
   }
 }

@@ -111,6 +111,8 @@ enum class NoticeType : uint8_t {
   resent = 13,            // down: all my pendings went before this
   ready = 14,             // up: I serve, and all behind me
   invite = 15,            // down: I can answer `reconcile` now
+  lease_ask = 16,         // to another serving member: number (the asker's clock)
+  lease_grant = 17,       // back: number (repeated)
 };
 
 // What a member knows of a version that its successor has pending.

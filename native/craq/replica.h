@@ -11,18 +11,23 @@
 //
 // The disk. Records (Stage, Commit, Refuse, SetSpaceEpoch, PersistChain) must become durable
 // in the order in which the effects were given (one journal): a crash leaves a prefix.
-// Completions of Stage, Refuse, SetSpaceEpoch and PersistChain mean "durable". At most one Stage
-// is under way for a chunk, so the store never stages on a base that isn't durable.
+// Completions of Stage, Refuse, SetSpaceEpoch, PersistChain, Install, Erase, ResetTarget and SetRetry mean
+// "durable". At most one Stage is under way for a chunk, so the store never stages on a base that isn't
+// durable.
 //
 // Buffers. A BufferRef that comes in with an event is one reference, owned by the replica until
 // it gives it back by exactly one Release. Stage, SendUpdate and Fetch name a buffer without
 // giving up that reference: a server that is still writing or sending after the Release holds a
 // reference of its own.
 //
-// Time. now_ms is monotonic, from the shard's clock; deadlines are on that clock, 0 = none.
+// Time. now_ms is monotonic and counts on while the machine sleeps (CLOCK_BOOTTIME); deadlines are on that
+// clock, 0 = none. Leases are judged by it: the caller reads the clock after the event that it gives has
+// arrived, never before.
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -41,14 +46,15 @@ enum class MemberState : uint8_t { serving = 1, syncing, waiting, last_serving, 
 struct Member {
   TargetId target;
   MemberState state = MemberState::offline;
+  uint64_t incarnation = 0;  // of its node, for which the version was proposed or recorded
 };
 
-// A chain as the manager proposes or has recorded it; members in chain order, head first.
+// A chain as the manager proposes or has recorded it. First the serving members in chain order, head
+// first; then at most one that is syncing; then all others, which take no part (docs/craq.md, Members).
 struct ChainConfig {
   ChainVersion version;
   uint32_t member_count = 0;
   std::array<Member, kMaxReplicas> members{};
-  uint64_t lease_ms = 0;  // reserved: leases come with reconfiguration
 };
 
 // Has the payload arrived? `later`: it is fetched when the update is admitted (Fetch), which
@@ -146,7 +152,11 @@ enum class Reason : uint8_t {
   reconciling = 6,         // compares its pendings with its predecessor's
   resuming = 7,            // waits for the members behind it to have all pendings
   device_failed = 8,       // a write failed; until restart
-  diverged = 9,            // lacks what its predecessor has committed; until restart
+  diverged = 9,            // lacks what its predecessor has committed; until it has been synced
+  no_lease = 10,           // neither the manager's lease nor all peers' (docs/craq.md, Leases)
+  left_out = 11,           // a proposal that it has made durable goes on without it
+  syncing = 12,            // is being filled by its predecessor (docs/craq.md, Recovery)
+  start_hold = 13,         // waits until leases that its last incarnation may have granted are over
 };
 
 // The answer to a client's request; exactly one a token.
@@ -231,6 +241,65 @@ struct PersistChain {
   ChainRecord record;
 };
 
+// A message of recovery, repair or comparison (docs/craq.md, Recovery). `bytes` are encoded and decoded by
+// craq alone (sync_wire.h); the server moves them, and the payload, as it moves an update's.
+struct SendSync {
+  PeerHeader header;
+  std::vector<uint8_t> bytes;
+  BufferRef payload;
+};
+
+// Read a whole committed or pending version into a new buffer with its checksums, as the source of a
+// transfer. `background`: the server's share for recovery bounds it (else it goes like any other read).
+// Completes with ok and the buffer; absent (that version isn't there any more); corrupt (damaged at
+// rest); io_error.
+struct Copy {
+  OpId op = 0;
+  ChunkKey key;
+  Version version;
+  uint32_t length_bytes = 0;
+  bool background = true;
+};
+
+// Make (version, facts, payload) the committed state of the chunk, whatever was there; its pending versions
+// are dropped without a trace. A length of 0 has no payload. `only_over`: nothing is changed
+// (condition_failed) unless the committed version is exactly this one (a repair). Durable on completion: ok,
+// no_space, bad_checksum, condition_failed, io_error.
+struct Install {
+  OpId op = 0;
+  ChunkKey key;
+  ChunkFacts chunk;
+  BufferRef payload;
+  Version only_over;
+};
+
+// The chunk and its pending versions cease to exist. Durable on completion.
+struct Erase {
+  OpId op = 0;
+  ChunkKey key;
+};
+
+// Drops all pending versions, and the whole retry table of this target: it is about to be filled from its
+// predecessor. Durable on completion.
+struct ResetTarget {
+  OpId op = 0;
+};
+
+// Sets an entry of the retry table. Durable on completion.
+struct SetRetry {
+  OpId op = 0;
+  ClientId client;
+  uint32_t channel = 0;
+  RetryEntry entry;
+};
+
+// For counters, the log and `ffs cluster status`.
+struct Repaired {
+  ChunkKey key;
+  Version version;
+  bool ok = false;  // false: no serving member has a good copy; it is looked for again later
+};
+
 // Tell the manager: this proposal is durable here.
 struct ProposalPersisted {
   ChainVersion version;
@@ -249,7 +318,8 @@ struct Touch {
 };
 
 using Effect = std::variant<SendUpdate, SendNotice, Reply, Fetch, Release, Stage, Commit, Refuse, Read, Load,
-                            SetSpaceEpoch, PersistChain, ProposalPersisted, StateChanged, Touch>;
+                            SetSpaceEpoch, PersistChain, ProposalPersisted, StateChanged, Touch, SendSync,
+                            Copy, Install, Erase, ResetTarget, SetRetry, Repaired>;
 using Effects = std::vector<Effect>;
 
 // ---- The machine --------------------------------------------------------------------------
@@ -274,6 +344,9 @@ struct Options {
   uint32_t max_pendings = 1024;          // the head numbers no more at a time; others wait
   uint32_t max_pendings_per_chunk = 16;  // the same for one chunk
   uint64_t resend_ms = 500;              // unanswered messages to members are sent again
+  uint64_t peer_lease_ms = 2000;         // that members grant each other; a fifth of the failure timeout
+  uint64_t suspect_ms = 10000;           // a neighbour that owes an answer for so long is reported
+  uint32_t sync_window = 16;             // transfers of a sync under way
   Mutant mutant = Mutant::none;
 };
 
@@ -286,14 +359,25 @@ struct ReplicaStatus {
   uint32_t member_count = 0;
   uint32_t my_index = 0;
   uint32_t pendings = 0;
-  uint32_t waiting = 0;  // client requests that wait
+  uint32_t waiting = 0;                      // client requests that wait
+  MemberState state = MemberState::offline;  // as it sees itself
+  bool leased = false;
+  TargetId suspect;  // a neighbour that hasn't answered for suspect_ms; zero = none
+  // Of the sync that this target is the source of, in chain_version:
+  TargetId sync_target;    // zero = none
+  bool sync_done = false;  // sync_target equals this target, and every commit waits for it
+  uint64_t sync_chunks_compared = 0, sync_chunks_sent = 0, sync_bytes_sent = 0;
+  uint64_t sync_chunks_total = 0;      // at its start
+  Outcome sync_failure = Outcome::ok;  // why it doesn't get on: no_space, corrupt, ...
+  uint64_t damaged = 0;                // chunks known to be damaged here now
+  uint64_t repaired = 0;               // since the start
 };
 
 class Replica {
  public:
   // A replica in a new incarnation: loads the store's pendings, serves nothing. The store must
-  // outlive it.
-  Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options);
+  // outlive it. now_ms: of its start, from which the leases of its last incarnation are waited for.
+  Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options, uint64_t now_ms = 0);
   ~Replica();
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
@@ -316,6 +400,22 @@ class Replica {
 
   // The end of an effect with an op. `payload` only for Load.
   void on_completion(OpId op, Outcome outcome, BufferRef payload, uint64_t now_ms, Effects& out);
+
+  // The manager's lease on this target's node holds until `until_ms` (on now_ms's clock, which goes on
+  // while the machine sleeps). Never goes back.
+  void on_lease(uint64_t until_ms, uint64_t now_ms, Effects& out);
+
+  // A SendSync of a member has arrived. `payload` and `payload_state` as with on_update.
+  void on_sync(const PeerHeader& header, std::span<const uint8_t> bytes, BufferRef payload,
+               PayloadState payload_state, uint64_t now_ms, Effects& out);
+
+  // A read, the scrubber or a stage has found that version damaged on this target: have it repaired.
+  void on_damaged(const ChunkKey& key, const Version& version, uint64_t now_ms, Effects& out);
+
+  // Compare this target's chunks, from `from` on, with its predecessor's (the scrubber); a difference under
+  // one version is repaired like damage. Returns the key to go on from, or none at the end; nothing happens
+  // unless this target serves and isn't the head.
+  std::optional<ChunkKey> on_compare(const ChunkKey& from, uint64_t now_ms, Effects& out);
 
   // A connection to a member is up (again): what it hasn't answered is sent anew. Losing one
   // needs no event: messages to it may be dropped.

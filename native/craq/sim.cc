@@ -4,6 +4,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "base/check.h"
 #include "base/cursor.h"
 #include "craq/sim_store.h"
 
@@ -412,6 +413,14 @@ class Sim {
     if (at != content_.end()) content_.erase(at);
     a.end();
   }
+  // Recovery: nothing gives these effects yet.
+  void execute(const SendSync&) { FFS_CHECK(false); }
+  void execute(const Copy&) { FFS_CHECK(false); }
+  void execute(const Install&) { FFS_CHECK(false); }
+  void execute(const Erase&) { FFS_CHECK(false); }
+  void execute(const ResetTarget&) { FFS_CHECK(false); }
+  void execute(const SetRetry&) { FFS_CHECK(false); }
+  void execute(const Repaired&) { FFS_CHECK(false); }
   void execute(const Fetch& e) {
     payload(e.payload);
     start(e.op, Started{.kind = 1, .buffer = e.payload});

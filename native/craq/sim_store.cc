@@ -203,4 +203,36 @@ std::optional<ChunkKey> ModelStore::last_committed(uint64_t space) const {
   return found;
 }
 
+std::optional<ChunkDigest> ModelStore::digest_at_or_after(const ChunkKey& key) const {
+  for (auto at = now_.chunks.lower_bound(key); at != now_.chunks.end(); ++at) {
+    const ModelVersion& c = at->second.committed;
+    if (c.facts.version.none()) continue;
+    uint64_t digest = 1469598103934665603u;  // FNV-1a
+    const auto mix = [&](const void* from, size_t size) {
+      for (size_t i = 0; i < size; i++) {
+        digest = (digest ^ static_cast<const uint8_t*>(from)[i]) * 1099511628211u;
+      }
+    };
+    mix(&c.facts.version, sizeof c.facts.version);
+    mix(c.facts.attributes.tag.data(), c.facts.attributes.tag_bytes);
+    mix(c.content.data(), c.content.size());
+    return ChunkDigest{at->first, c.facts, digest};
+  }
+  return std::nullopt;
+}
+
+uint64_t ModelStore::chunk_count() const {
+  uint64_t count = 0;
+  for (const auto& [key, c] : now_.chunks) count += c.committed.facts.version.none() ? 0 : 1;
+  return count;
+}
+
+void ModelStore::each_retry(RetryVisitor& visitor) const {
+  for (const auto& [who, entry] : now_.retry) visitor.visit(ClientId{who.first}, who.second, entry);
+}
+
+void ModelStore::each_space_epoch(SpaceEpochVisitor& visitor) const {
+  for (const auto& [space, epoch] : now_.epochs) visitor.visit(space, epoch);
+}
+
 }  // namespace ffs::craq::sim

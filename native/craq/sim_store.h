@@ -82,6 +82,10 @@ class ModelStore final : public StoreView {
   Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return admit_outcome; }
   std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const override;
   std::optional<ChunkKey> last_committed(uint64_t space) const override;
+  std::optional<ChunkDigest> digest_at_or_after(const ChunkKey& key) const override;
+  uint64_t chunk_count() const override;
+  void each_retry(RetryVisitor& visitor) const override;
+  void each_space_epoch(SpaceEpochVisitor& visitor) const override;
 
  private:
   ModelState durable_;

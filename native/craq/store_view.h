@@ -54,6 +54,30 @@ class PendingVisitor {
   ~PendingVisitor() = default;
 };
 
+class RetryVisitor {
+ public:
+  virtual void visit(ClientId client, uint32_t channel, const RetryEntry& entry) = 0;
+
+ protected:
+  ~RetryVisitor() = default;
+};
+
+class SpaceEpochVisitor {
+ public:
+  virtual void visit(uint64_t space, uint64_t epoch) = 0;
+
+ protected:
+  ~SpaceEpochVisitor() = default;
+};
+
+// A committed chunk for comparison: `digest` is over version, length, attributes and the checksums of all
+// granules, the same on every replica that holds the same.
+struct ChunkDigest {
+  ChunkKey key;
+  ChunkFacts chunk;
+  uint64_t digest = 0;
+};
+
 class StoreView {
  public:
   // Committed state; version none when there is no such chunk.
@@ -80,6 +104,14 @@ class StoreView {
   // space, among the committed chunks.
   virtual std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const = 0;
   virtual std::optional<ChunkKey> last_committed(uint64_t space) const = 0;
+
+  // The first committed chunk at or after a key, of any space, in the order of keys.
+  virtual std::optional<ChunkDigest> digest_at_or_after(const ChunkKey& key) const = 0;
+  virtual uint64_t chunk_count() const = 0;  // committed, of this target
+
+  // All of this target's retry table (of this chain), and of its least space epochs.
+  virtual void each_retry(RetryVisitor& visitor) const = 0;
+  virtual void each_space_epoch(SpaceEpochVisitor& visitor) const = 0;
 
  protected:
   ~StoreView() = default;

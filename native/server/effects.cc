@@ -66,7 +66,15 @@ const char* reason_text(craq::Reason reason) {
     case craq::Reason::device_failed:
       return "its device failed, until restart";
     case craq::Reason::diverged:
-      return "lacks what its predecessor committed, until restart";
+      return "lacks what its predecessor committed, until it has been synced";
+    case craq::Reason::no_lease:
+      return "has no lease";
+    case craq::Reason::left_out:
+      return "the chain goes on without it";
+    case craq::Reason::syncing:
+      return "is being synced";
+    case craq::Reason::start_hold:
+      return "waits until leases of its last incarnation are over";
   }
   return "?";
 }
@@ -352,5 +360,28 @@ void Shard::run(Target& target, const craq::StateChanged& effect) {
 
 // Access times come with eviction; nothing keeps them yet.
 void Shard::run(Target&, const craq::Touch&) {}
+
+// Recovery: nothing gives these effects yet.
+void Shard::run(Target&, const craq::SendSync&) {
+  FFS_CHECK(false);
+}
+void Shard::run(Target&, const craq::Copy&) {
+  FFS_CHECK(false);
+}
+void Shard::run(Target&, const craq::Install&) {
+  FFS_CHECK(false);
+}
+void Shard::run(Target&, const craq::Erase&) {
+  FFS_CHECK(false);
+}
+void Shard::run(Target&, const craq::ResetTarget&) {
+  FFS_CHECK(false);
+}
+void Shard::run(Target&, const craq::SetRetry&) {
+  FFS_CHECK(false);
+}
+void Shard::run(Target&, const craq::Repaired&) {
+  FFS_CHECK(false);
+}
 
 }  // namespace ffs::server

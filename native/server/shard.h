@@ -204,6 +204,13 @@ class Shard {
   void run(Target& target, const craq::ProposalPersisted& effect);
   void run(Target& target, const craq::StateChanged& effect);
   void run(Target& target, const craq::Touch& effect);
+  void run(Target& target, const craq::SendSync& effect);
+  void run(Target& target, const craq::Copy& effect);
+  void run(Target& target, const craq::Install& effect);
+  void run(Target& target, const craq::Erase& effect);
+  void run(Target& target, const craq::ResetTarget& effect);
+  void run(Target& target, const craq::SetRetry& effect);
+  void run(Target& target, const craq::Repaired& effect);
   void complete(Target& target, craq::OpId op, craq::Outcome outcome, craq::BufferRef buffer = {});
   void run_completions();
   static void on_stored(engine::StoreOp* op);

@@ -150,4 +150,19 @@ bool key_predecessor(ChunkKey* key) {
   return false;
 }
 
+// Recovery: nothing asks for these yet.
+std::optional<craq::ChunkDigest> EngineView::digest_at_or_after(const ChunkKey&) const {
+  FFS_CHECK(false);
+  return std::nullopt;
+}
+uint64_t EngineView::chunk_count() const {
+  return store_.usage(target_).chunks;
+}
+void EngineView::each_retry(craq::RetryVisitor&) const {
+  FFS_CHECK(false);
+}
+void EngineView::each_space_epoch(craq::SpaceEpochVisitor&) const {
+  FFS_CHECK(false);
+}
+
 }  // namespace ffs::server

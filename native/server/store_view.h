@@ -30,6 +30,10 @@ class EngineView final : public craq::StoreView {
   craq::Outcome admit(const ChunkKey& key, craq::UpdateKind kind, uint32_t length_bytes) const override;
   std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const override;
   std::optional<ChunkKey> last_committed(uint64_t space) const override;
+  std::optional<craq::ChunkDigest> digest_at_or_after(const ChunkKey& key) const override;
+  uint64_t chunk_count() const override;
+  void each_retry(craq::RetryVisitor& visitor) const override;
+  void each_space_epoch(craq::SpaceEpochVisitor& visitor) const override;
 
  private:
   const engine::ChunkStore& store_;

@@ -40,6 +40,10 @@ class EmptyStore final : public StoreView {
   Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return room; }
   std::optional<ChunkKey> first_committed(uint64_t, const ChunkKey*) const override { return std::nullopt; }
   std::optional<ChunkKey> last_committed(uint64_t) const override { return std::nullopt; }
+  std::optional<ChunkDigest> digest_at_or_after(const ChunkKey&) const override { return std::nullopt; }
+  uint64_t chunk_count() const override { return 0; }
+  void each_retry(RetryVisitor&) const override {}
+  void each_space_epoch(SpaceEpochVisitor&) const override {}
 
   ChunkFacts facts;
   std::optional<RetryEntry> entry;

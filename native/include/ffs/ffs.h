@@ -96,6 +96,9 @@ typedef struct {
   uint32_t max_ops;          /* in flight a shard; 0: 4096 */
   const char *tcp_congestion; /* NULL: "cubic"; "" leaves the system's */
   uint64_t flags;
+  uint32_t failure_timeout_ms; /* of the cluster, from the manager; 0: 10000. Peer leases are a fifth */
+  uint32_t sync_share_percent; /* of the device that recovery may take while clients are served; 0: 25 */
+  uint64_t scrub_bytes_per_s;  /* a device; 0: no scrub */
 } ffs_server_options;
 
 typedef struct {
@@ -128,6 +131,7 @@ typedef struct {
   uint8_t states[8];
   uint32_t proposed;         /* servers: 1 = persist, don't adopt; 0 = recorded */
   uint32_t reserved;
+  uint64_t incarnations[8];  /* of the members' nodes, for which this version was made */
 } ffs_chain_route;
 
 /* What a target says of itself, for heartbeats. */
@@ -145,6 +149,16 @@ typedef struct {
   uint64_t capacity_bytes;   /* of its device */
   uint64_t free_bytes;       /* of its device */
   uint64_t chunks;
+  uint32_t reason;           /* craq/replica.h, Reason */
+  uint32_t leased;
+  uint64_t suspect;          /* a neighbour that owes it an answer for a failure timeout; 0: none */
+  uint64_t sync_target;      /* it is the source of that target's sync in its recorded version; 0: none */
+  uint32_t sync_done;        /* ... which equals it now, and every commit waits for it */
+  uint32_t sync_failure;     /* an errno: why the sync doesn't get on; 0 */
+  uint64_t sync_chunks_total, sync_chunks_compared, sync_chunks_sent, sync_bytes_sent;
+  uint64_t damaged;          /* chunks known to be damaged now */
+  uint64_t repaired;         /* since its start */
+  uint64_t scrubbed_bytes;   /* since its start */
 } ffs_target_report;
 
 typedef struct {
@@ -165,6 +179,16 @@ int ffs_server_start(ffs_server *server);
 int ffs_server_configure(ffs_server *server, uint64_t routing_epoch, uint64_t manager_ms,
                          const ffs_chain_route *chains, uint32_t chain_count,
                          const ffs_target_route *targets, uint32_t target_count);
+/* The clock of leases, ms: goes on while the machine sleeps (CLOCK_BOOTTIME). */
+uint64_t ffs_clock_ms(void);
+/* The manager's lease on this node holds until then, on ffs_clock_ms. Never goes back. */
+int ffs_server_lease(ffs_server *server, uint64_t until_ms);
+/* The target is in no chain any more: drops its chunks and all its state; its reports name chain 0 when
+ * that is durable. Returns at once. Idempotent. ENOENT: not this server's. */
+int ffs_server_release_target(ffs_server *server, uint64_t target);
+/* Readable when a report has news for the manager (state, persisted version, sync done, suspect); reading
+ * its 8 bytes rearms it. Owned by the server. */
+int ffs_server_news_fd(ffs_server *server);
 /* Fills at most capacity reports; returns the count. */
 int ffs_server_report(ffs_server *server, ffs_target_report *out, uint32_t capacity);
 int ffs_server_metrics(ffs_server *server, uint32_t shard, ffs_shard_metrics *out);
