@@ -5,7 +5,8 @@ or () when there is no chunk. Kinds:
 
     write     argument ((slot, value), ...)             answer "ok"
     read      argument (slot, ...)                      answer the values, None for zeros
-    create    argument value of all slots               answer "created", or "existed"
+    create    argument value of all slots               answer "created", or "existed" (perhaps by
+                                                        this very operation: the client tries again)
     remove    argument ()                               answer "ok"
     get       argument ()                               answer the values, or "absent"
 
@@ -44,8 +45,7 @@ class Slots:
             case "create":
                 if state:
                     return state if operation.answer == "existed" or not sure else None
-                created = (operation.argument,) * self.count
-                return created if operation.answer == "created" or not sure else None
+                return (operation.argument,) * self.count
             case "remove":
                 return ()
             case "get":

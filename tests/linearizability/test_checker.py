@@ -94,6 +94,8 @@ def test_slots_and_absence() -> None:
     assert check(good, model).linearizable
     torn = [op("write", ((0, 1), (1, 1)), "ok", 0, 1), op("read", (0, 1), (1, None), 2, 3)]
     assert not check(torn, model).linearizable
+    again = [op("create", 5, "existed", 0, 9), op("get", (), (5, 5), 10, 11)]
+    assert check(again, model).linearizable
     twice = [op("create", 5, "created", 0, 1), op("create", 6, "created", 2, 3)]
     assert not check(twice, model).linearizable
     back = [op("create", 5, "created", 0, 1), op("remove", (), "ok", 2, 3), op("get", (), (5, 5), 4, 5)]
