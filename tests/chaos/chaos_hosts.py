@@ -13,7 +13,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-
 NOBODY = "02:00:00:00:00:77"
 
 
