@@ -14,7 +14,8 @@
 //   ESTALE    base is neither committed nor pending, or it was dropped meanwhile
 //   ENOSPC    no room on the device (max_chunks and snapshot room count too); nothing is changed
 //   EINVAL    a bad argument                    EBADMSG  a granule failed its checksum
-//   EBUSY     a chunk has 64 pending versions already
+//   EBUSY     a chunk has 64 pending versions already, or the target is being released
+//   ECANCELED an install whose condition doesn't hold; nothing is changed
 //   EIO       the device failed, or the store is poisoned (`metrics().poisoned`): a write or flush
 //             of the journal failed, so that nothing can be promised until a restart
 //
@@ -256,6 +257,51 @@ struct StageOp : StoreOp {
   } p;
 };
 
+// Recovery and repair: a whole version that comes from another replica.
+struct InstallOp : StoreOp {
+  // in
+  TargetId target;
+  ChunkKey key;
+  Version version;
+  // None: the version becomes the committed one whatever is there (older, the same, newer, nothing), and
+  // all pending versions are dropped. Else, for repairs: only if the committed version is exactly this
+  // one when the bytes are durable (else ECANCELED), and pending versions above `version` stay. Retry
+  // entries stay as they are in both cases.
+  Version only_over;
+  uint32_t length = 0;  // bytes of data; with a codec the encoded ones
+  // The bytes and their checksums: as in StageOp, with offset 0.
+  const uint8_t* data = nullptr;
+  io::Region region;
+  bool tail_padded = false;
+  const uint32_t* piece_checksums = nullptr;
+  Attributes attributes;
+  uint32_t logical_length = 0;  // with codec != 0: the decoded length
+  uint32_t size_hint = 0;
+
+  StageOp p;  // for the store
+};
+
+class RetryVisitor {
+ public:
+  virtual void visit(ClientId client, ChainId chain, uint32_t channel, const RetryEntry& entry) = 0;
+
+ protected:
+  ~RetryVisitor() = default;
+};
+
+class SpaceEpochVisitor {
+ public:
+  virtual void visit(uint64_t space, const SpaceEpoch& epoch) = 0;
+
+ protected:
+  ~SpaceEpochVisitor() = default;
+};
+
+// What replicas compare: over key, version, length, attributes and content checksums, the same wherever
+// the same is stored, however it is stored (docs/disk_format.md, Digest of a chunk). Part of the wire
+// contract between servers: a change of it needs another message type.
+uint64_t chunk_digest(const ChunkInfo& info);
+
 // ---------------------------------------------------------------------------------- the store
 
 struct FormatOptions {
@@ -308,6 +354,7 @@ struct StoreMetrics {
   uint64_t snapshots = 0;        // completed since open
   uint64_t snapshot_age_us = 0;  // since the last completed one; since open if none
   uint64_t staged = 0, committed = 0, refused = 0, reads = 0;
+  uint64_t installed = 0, erased = 0;
   uint64_t bytes_read = 0, bytes_written = 0;
   uint64_t rebuilds = 0, deferred = 0, in_place = 0, fresh = 0;  // updates by path
   uint64_t overlay_bytes = 0;
@@ -400,13 +447,38 @@ class ChunkStore {
   void refuse(TargetId target, const ChunkKey& key, const Version& version, const UpdateIdentity& identity,
               ChainId chain, uint32_t code, StoreOp* op);
 
-  // --- reading. The version read is pinned until `done`.
+  // --- recovery and repair.
+  // Makes a whole version the committed one: see InstallOp. Completes when data and record are durable.
+  // Takes its turn among the updates of the chunk; readers that have the old version keep it. The
+  // condition is judged at the end as well. A refusal (ENOSPC, ECANCELED, ..) leaves nothing behind.
+  void install(InstallOp* op);
+  // The chunk and its pending versions cease to exist, after the updates of it that are on their way; no
+  // error if there is none. Retry entries stay. Completes when durable.
+  void erase(TargetId target, const ChunkKey& key, StoreOp* op);
+  // Drops all pending versions and all retry entries of the target, at once in memory and by one record;
+  // what is set afterwards stays. An update that is still on its way is dropped with them: its stage()
+  // completes without an error, like one that was durable just before (a commit_now or an install takes
+  // effect). Completes when that is durable and the updates that were on their way have ended.
+  void reset_target(TargetId target, StoreOp* op);
+  // Drops all that there is of a target: chunks, pending versions, retry entries, space epochs, chain
+  // state. It is empty for all look-ups at once; memory and slots come back in steps. Until it completes all
+  // updates of the target fail with EBUSY, and those on their way end without an error and without a trace.
+  // Completes when all is durable and free again. A crash in between: all of it or nothing. May be
+  // repeated at any time, also while one is going on.
+  void release_target(TargetId target, StoreOp* op);
+
+  // --- reading. The version read is pinned until `done`. ENOENT: that version isn't here; EBADMSG: it is,
+  // damaged. A base that is damaged fails stage() with EBADMSG, each time anew until an install() has
+  // repaired it; neither poisons the store.
   void read(ReadOp* op);
 
   // --- the retry table.
   bool retry_lookup(TargetId target, ClientId client, ChainId chain, uint32_t channel,
                     RetryEntry* entry) const;
-  // Copies an entry (recovery of a replica). Durable on completion; op may be null.
+  // All entries of the target. The visitor must not call the store.
+  void each_retry(TargetId target, RetryVisitor& visitor) const;
+  // Copies an entry (recovery of a replica). Durable on completion; op may be null. Client 0, for which
+  // there are no entries: EINVAL.
   void retry_set(TargetId target, ClientId client, ChainId chain, uint32_t channel, const RetryEntry& entry,
                  StoreOp* op);
   // Drops the client's entries on all targets, and makes none for it from then on. Durable on
@@ -418,6 +490,7 @@ class ChunkStore {
   // --- space epochs. set: raises (never lowers) the least epoch; durable on completion.
   void set_space_epoch(TargetId target, uint64_t space, const SpaceEpoch& epoch, StoreOp* op);
   SpaceEpoch space_epoch(TargetId target, uint64_t space) const;  // {0, 0} if there is none
+  void each_space_epoch(TargetId target, SpaceEpochVisitor& visitor) const;  // must not call the store
   // Drops entries whose expiry is at or before `manager_ms`.
   void expire_space_epochs(TargetId target, uint64_t manager_ms, StoreOp* op);
 
@@ -427,6 +500,8 @@ class ChunkStore {
 
   // --- order. Chunks with a committed version only; keys compare as bytes.
   bool first_at_or_after(TargetId target, const ChunkKey& key, ChunkInfo* info) const;
+  // The same with its digest.
+  bool digest_at_or_after(TargetId target, const ChunkKey& key, ChunkInfo* info, uint64_t* digest) const;
   // The last one with a key below `key` (of any space of the target).
   bool last_before(TargetId target, const ChunkKey& key, ChunkInfo* info) const;
   // The last chunk of the space, committed.
