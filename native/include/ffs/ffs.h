@@ -117,6 +117,7 @@ typedef struct {
   char host_id[96];          /* ffs_host_id() of its node */
   char socket_path[108];
   uint32_t port;
+  uint32_t away;             /* clients: 1 = the manager doesn't hear of its node */
 } ffs_target_route;
 
 /* States of a target in its chain. */
@@ -217,6 +218,12 @@ typedef struct {
   uint32_t checksum;         /* 0: CRC32C, 1: off */
   uint64_t inflight_bytes;   /* a server and ring; 0: 64 MiB */
   const char *tcp_congestion;
+  uint32_t unavailable_timeout_ms; /* a chain of which routing says so long that no serving member is
+                                      there: EHOSTDOWN; 0: 3000 */
+  uint32_t hedge_percent;    /* reads that may be sent to a second replica, beyond a burst; 0: 5;
+                                over 100: none */
+  uint32_t hedge_after_ms;   /* 0: adaptive (docs/ring.md, Hedged reads) */
+  uint32_t reserved;
 } ffs_client_options;
 
 /* Doesn't connect: rings connect on first use. */
@@ -312,6 +319,10 @@ typedef struct {
 typedef struct {
   uint64_t submitted, completed, failed, retries, hedges, send_calls, recv_calls;
   uint64_t bytes_read, bytes_written, bytes_copied, connects, max_inflight;
+  uint64_t hedge_wins;       /* hedged reads whose second replica answered first */
+  uint64_t damaged;          /* answers whose data didn't match its checksums, or that said so */
+  uint64_t budget_waits;     /* retries that waited for the retry budget */
+  uint64_t unavailable;      /* requests that ended with EHOSTDOWN */
 } ffs_ring_stats;
 
 /* A ring works in the calling thread: submit sends, wait receives; one thread at a time is
