@@ -34,7 +34,8 @@ MAX_REPLICAS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ChainRoute:
-    """A chain: version (term, counter), members (target ids, head first) and their states."""
+    """A chain: version (term, counter), members (target ids, head first), their states, and the incarnations
+    of their nodes for which the version was made (servers only; () for clients)."""
 
     chain: int
     term: int
@@ -42,11 +43,13 @@ class ChainRoute:
     members: tuple[int, ...]
     states: tuple[int, ...]
     proposed: bool = False  # for servers: persist it, don't act in it
+    incarnations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRoute:
-    """Where a target is: node id, numeric host, TCP port, host_id() and Unix socket of its shard."""
+    """Where a target is: node id, numeric host, TCP port, host_id() and Unix socket of its shard.
+    `away`: the manager doesn't hear of its node."""
 
     target: int
     node: int
@@ -54,6 +57,7 @@ class TargetRoute:
     port: int
     host_id: str = ""
     socket_path: str = ""
+    away: bool = False
 
 
 def c_chains(chains: Sequence[ChainRoute]) -> Any:
@@ -72,6 +76,13 @@ def c_chains(chains: Sequence[ChainRoute]) -> Any:
         for i, (member, state) in enumerate(zip(chain.members, chain.states, strict=True)):
             entry.members[i] = member
             entry.states[i] = state
+        if chain.incarnations and len(chain.incarnations) != len(chain.members):
+            raise InvalidArgument(
+                f"chain {chain.chain}: {len(chain.members)} members and {len(chain.incarnations)} incarnations; "
+                "give as many, or none"
+            )
+        for i, incarnation in enumerate(chain.incarnations):
+            entry.incarnations[i] = incarnation
         entry.proposed = chain.proposed
     return out
 
@@ -90,6 +101,8 @@ def c_targets(targets: Sequence[TargetRoute]) -> Any:
         entry.target = route.target
         entry.node = route.node
         entry.port = route.port
+        if route.away:
+            entry.away = 1
         _put(entry.host, route.host, "host")
         _put(entry.host_id, route.host_id, "host id")
         _put(entry.socket_path, route.socket_path, "socket path")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ffs._native.lib import check, ffi, lib
 from ffs._native.routes import ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.errors import BadHandle, InvalidArgument
 
-__all__ = ["NativeServer", "ShardInfo", "ShardMetrics", "TargetReport"]
+__all__ = ["NativeServer", "ShardInfo", "ShardMetrics", "TargetReport", "clock_ms"]
 
 _MAX_REPORTS: Final = 4096
 
@@ -29,7 +30,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """What a target says of itself, as ffs_target_report (ffs.h)."""
+    """What a target says of itself, as ffs_target_report (ffs.h): same names, same order."""
 
     target: int
     chain: int
@@ -44,6 +45,22 @@ class TargetReport:
     capacity_bytes: int
     free_bytes: int
     chunks: int
+    reason: int
+    leased: bool
+    suspect: int
+    sync_target: int
+    sync_done: bool
+    sync_failure: int
+    sync_chunks_total: int
+    sync_chunks_compared: int
+    sync_chunks_sent: int
+    sync_bytes_sent: int
+    damaged: int
+    repaired: int
+    scrubbed_bytes: int
+
+
+_FLAGS: Final = frozenset({"persisted_here", "poisoned", "leased", "sync_done"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +89,18 @@ class ShardMetrics:
     frame_errors: int
 
 
+def clock_ms() -> int:
+    """The clock of leases: milliseconds that go on while the machine sleeps. Any thread."""
+    return int(lib.ffs_clock_ms())
+
+
 class NativeServer:
     """Shards, each a native thread with its device. add_device before start; close at the end.
 
     node, incarnation, cluster: who it is. bind_host: numeric. socket_dir: where the Unix sockets of the
-    transport `local` go, None for none. Sizes in bytes, 0 for defaults (ffs.h). Any thread.
+    transport `local` go, None for none. Sizes in bytes, 0 for defaults (ffs.h). failure_timeout_ms: the
+    cluster's; sync_share_percent: of the device that recovery may take while clients are served;
+    scrub_bytes_per_s: a device, 0 for no scrub. Any thread.
     """
 
     def __init__(
@@ -94,6 +118,9 @@ class NativeServer:
         max_ops: int = 0,
         tcp_congestion: str | None = None,
         log_level: int = 0,
+        failure_timeout_ms: int = 0,
+        sync_share_percent: int = 0,
+        scrub_bytes_per_s: int = 0,
     ) -> None:
         self._raw: Any = None
         if len(cluster) != 16:
@@ -115,6 +142,9 @@ class NativeServer:
         options.region_limit_bytes = region_limit_bytes
         options.max_sessions = max_sessions
         options.max_ops = max_ops
+        options.failure_timeout_ms = failure_timeout_ms
+        options.sync_share_percent = sync_share_percent
+        options.scrub_bytes_per_s = scrub_bytes_per_s
         out = ffi.new("ffs_server**")
         check(lib.ffs_server_create(options, out))
         self._raw = out[0]
@@ -155,22 +185,34 @@ class NativeServer:
         count = check(lib.ffs_server_report(self.raw, out, _MAX_REPORTS))
         return [
             TargetReport(
-                target=r.target,
-                chain=r.chain,
-                recorded_term=r.recorded_term,
-                recorded_counter=r.recorded_counter,
-                persisted_term=r.persisted_term,
-                persisted_counter=r.persisted_counter,
-                persisted_here=bool(r.persisted_here),
-                state=r.state,
-                poisoned=bool(r.poisoned),
-                used_bytes=r.used_bytes,
-                capacity_bytes=r.capacity_bytes,
-                free_bytes=r.free_bytes,
-                chunks=r.chunks,
+                **{
+                    name: bool(getattr(r, name)) if name in _FLAGS else int(getattr(r, name))
+                    for name in TargetReport.__slots__
+                }
             )
             for r in out[0:count]
         ]
+
+    def lease(self, until_ms: int) -> None:
+        """The manager's lease on this node holds until then, on clock_ms. An earlier time changes nothing.
+        Blocking, short."""
+        check(lib.ffs_server_lease(self.raw, until_ms))
+
+    def release_target(self, target: int) -> None:
+        """The target is in no chain any more: drops what it holds. Returns at once; its reports name chain 0
+        when it is done. Idempotent. NotFound: not on a device of this server."""
+        check(lib.ffs_server_release_target(self.raw, target))
+
+    @property
+    def news_fd(self) -> int:
+        """A descriptor that is readable when `report` has news for the manager; `read_news` rearms it. This
+        object's: it is closed with it."""
+        return check(lib.ffs_server_news_fd(self.raw))
+
+    def read_news(self) -> None:
+        """Rearms news_fd. Never blocks."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.news_fd, 8)
 
     def metrics(self, shard: int) -> ShardMetrics:
         """Counters of a shard. InvalidArgument: no such shard."""

@@ -1,4 +1,6 @@
 // ffs_server_*: the storage server's handle (server/server.h).
+#include <time.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -9,6 +11,7 @@
 #include "ffs/ffs.h"
 #include "server/log.h"
 #include "server/server.h"
+#include "server/wire_craq.h"
 
 struct ffs_server {
   explicit ffs_server(const ffs::server::ShardConfig& config) : server(config) {}
@@ -18,6 +21,9 @@ struct ffs_server {
 namespace {
 
 using ffs::capi::fail;
+
+// Peer leases, a fifth of it, must span some ticks of the shards.
+constexpr uint32_t kLeastFailureTimeoutMs = 250;
 
 // ffs.h's states to the replica's. False: no such state.
 bool state_of(uint8_t state, ffs::craq::MemberState* out) {
@@ -40,6 +46,28 @@ bool state_of(uint8_t state, ffs::craq::MemberState* out) {
     default:
       return false;
   }
+}
+
+uint32_t state_number(const ffs::craq::ReplicaStatus& status) {
+  if (status.serving) return FFS_SERVING;
+  switch (status.state) {
+    case ffs::craq::MemberState::syncing:
+      return FFS_SYNCING;
+    case ffs::craq::MemberState::waiting:
+      return FFS_WAITING;
+    case ffs::craq::MemberState::last_serving:
+      return FFS_LAST_SERVING;
+    case ffs::craq::MemberState::serving:  // in its chain, but not now (status.reason)
+    case ffs::craq::MemberState::offline:
+      return FFS_OFFLINE;
+  }
+  return FFS_OFFLINE;
+}
+
+// Why a sync doesn't get on, as an errno.
+uint32_t failure_number(ffs::craq::Outcome outcome) {
+  if (outcome == ffs::craq::Outcome::ok) return 0;
+  return static_cast<uint32_t>(ffs::server::told(outcome, true).status);
 }
 
 template <size_t N>
@@ -73,9 +101,21 @@ int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
   if (options.max_sessions != 0) config.max_sessions = options.max_sessions;
   if (options.max_ops != 0) config.max_ops = options.max_ops;
   if (options.tcp_congestion != nullptr) config.tcp_congestion = options.tcp_congestion;
+  if (options.failure_timeout_ms != 0) config.failure_timeout_ms = options.failure_timeout_ms;
+  if (options.sync_share_percent != 0) config.sync_share_percent = options.sync_share_percent;
+  config.scrub_bytes_per_s = options.scrub_bytes_per_s;
+  if (config.failure_timeout_ms < kLeastFailureTimeoutMs) {
+    return fail(EINVAL, "server: failure_timeout_ms is %u; at least %u", options.failure_timeout_ms,
+                kLeastFailureTimeoutMs);
+  }
+  if (config.sync_share_percent > 100) {
+    return fail(EINVAL, "server: sync_share_percent is %u; at most 100", options.sync_share_percent);
+  }
   if (options.max_ops > 65536) return fail(EINVAL, "server: max_ops is %u; at most 65536", options.max_ops);
   ffs::server::set_log_level(options.log_level);
-  *out = new ffs_server(config);
+  auto made = std::make_unique<ffs_server>(config);
+  if (made->server.news_fd() < 0) return fail(EMFILE, "server: no descriptor is left for its news");
+  *out = made.release();
   return 0;
 }
 
@@ -128,6 +168,7 @@ int ffs_server_configure(ffs_server* server, uint64_t routing_epoch, uint64_t ma
     }
     for (uint32_t k = 0; k < from.member_count; k++) {
       chain.config.members[k].target = ffs::TargetId(from.members[k]);
+      chain.config.members[k].incarnation = from.incarnations[k];
       if (!state_of(from.states[k], &chain.config.members[k].state)) {
         return fail(EINVAL, "configure: chain %u: state %u is none", from.chain, from.states[k]);
       }
@@ -153,6 +194,31 @@ int ffs_server_configure(ffs_server* server, uint64_t routing_epoch, uint64_t ma
   return 0;
 }
 
+uint64_t ffs_clock_ms(void) {
+  timespec now;
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
+}
+
+int ffs_server_lease(ffs_server* server, uint64_t until_ms) {
+  if (server == nullptr) return fail(EINVAL, "lease: no server");
+  server->server.lease(until_ms);
+  return 0;
+}
+
+int ffs_server_release_target(ffs_server* server, uint64_t target) {
+  if (server == nullptr) return fail(EINVAL, "release: no server");
+  const int code = server->server.release_target(ffs::TargetId(target));
+  if (code == 0) return 0;
+  return fail(code, "release: target %llu isn't on a device of this server",
+              static_cast<unsigned long long>(target));
+}
+
+int ffs_server_news_fd(ffs_server* server) {
+  if (server == nullptr) return fail(EINVAL, "news: no server");
+  return server->server.news_fd();
+}
+
 int ffs_server_report(ffs_server* server, ffs_target_report* out, uint32_t capacity) {
   if (server == nullptr || (out == nullptr && capacity > 0))
     return fail(EINVAL, "report: a server and room are needed");
@@ -169,8 +235,22 @@ int ffs_server_report(ffs_server* server, ffs_target_report* out, uint32_t capac
     to.persisted_term = from.persisted.term;
     to.persisted_counter = from.persisted.counter;
     to.persisted_here = from.persisted_here ? 1 : 0;
-    to.state = from.serving ? FFS_SERVING : FFS_OFFLINE;
+    const ffs::craq::ReplicaStatus& status = from.status;
+    to.state = state_number(status);
     to.poisoned = from.poisoned ? 1 : 0;
+    to.reason = static_cast<uint32_t>(status.reason);
+    to.leased = status.leased ? 1 : 0;
+    to.suspect = status.suspect.value;
+    to.sync_target = status.sync_target.value;
+    to.sync_done = status.sync_done ? 1 : 0;
+    to.sync_failure = failure_number(status.sync_failure);
+    to.sync_chunks_total = status.sync_chunks_total;
+    to.sync_chunks_compared = status.sync_chunks_compared;
+    to.sync_chunks_sent = status.sync_chunks_sent;
+    to.sync_bytes_sent = status.sync_bytes_sent;
+    to.damaged = status.damaged;
+    to.repaired = status.repaired;
+    to.scrubbed_bytes = from.scrubbed_bytes;
     to.used_bytes = from.usage.allocated_bytes;
     to.chunks = from.usage.chunks;
     to.capacity_bytes = from.capacity.capacity_bytes;

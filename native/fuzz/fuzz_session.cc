@@ -69,8 +69,8 @@ class Victim {
       server_->configure(routing);
       for (int i = 0; i < 1000 && !server_->report()[0].persisted_here; i++) ::usleep(1000);
     }
-    for (int i = 0; i < 1000 && !server_->report()[0].serving; i++) ::usleep(1000);
-    FFS_CHECK(server_->report()[0].serving);
+    for (int i = 0; i < 1000 && !server_->report()[0].status.serving; i++) ::usleep(1000);
+    FFS_CHECK(server_->report()[0].status.serving);
     auto memory = net::create_sealed_memfd("fuzz", 1 << 20, false);
     FFS_CHECK(memory.ok());
     memory_ = std::move(*memory);

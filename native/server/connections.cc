@@ -129,6 +129,7 @@ void Shard::read_session(Session& session) {
     }
     auto got = session.connection.receive();
     if (got.ok()) {
+      read_clock();
       budget -= std::min(budget, *got);
       // The socket was emptied; what comes next is reported anew. (Not so once the peer has hung up:
       // its end was reported already.)

@@ -133,7 +133,9 @@ Outcome Shard::authority(const Session& session, const wire::Context& context, u
 
 Target* Shard::find_target(const wire::Context& context) {
   auto found = targets_.find(context.target);
-  if (found == targets_.end() || found->second->chain.value != context.chain) return nullptr;
+  if (found == targets_.end() || found->second->chain.value != context.chain || found->second->leaving) {
+    return nullptr;
+  }
   return found->second.get();
 }
 

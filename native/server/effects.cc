@@ -108,11 +108,7 @@ void Shard::run_completions() {
 
 // The lane for what goes down to a member: by how many members stand behind that one.
 net::SendQueue* Shard::down_lane(const Target& target, TargetId to) {
-  for (uint32_t i = 0; i < target.recorded.member_count; i++) {
-    if (target.recorded.members[i].target != to) continue;
-    return peers_->lane(to, lane_down(target.recorded.member_count - 1 - i));
-  }
-  return nullptr;
+  return peers_->lane(to, lane_down(members_behind(target.recorded, to)));
 }
 
 void Shard::run(Target& target, const craq::SendUpdate& effect) {
@@ -142,8 +138,9 @@ void Shard::run(Target& target, const craq::SendNotice& effect) {
 
 void Shard::on_peer_connected(void* owner, TargetId peer) {
   Shard* self = static_cast<Shard*>(owner);
+  self->read_clock();
   for (auto& [id, target] : self->targets_) {
-    if (target->replica == nullptr) continue;
+    if (target->leaving) continue;
     self->event(*target, [&](craq::Replica& replica) {
       replica.on_peer_connected(peer, self->now_ms_, self->effects_);
     });
@@ -350,12 +347,14 @@ void Shard::on_loaded(engine::StoreOp* op) {
 
 void Shard::run(Target& target, const craq::ProposalPersisted&) {
   target.persisted_here = true;
+  signal_news();
 }
 
 void Shard::run(Target& target, const craq::StateChanged& effect) {
   log(LogLevel::kInfo, "target %llu, chain %u, version %u.%u: %s",
       static_cast<unsigned long long>(target.id.value), target.chain.value, effect.chain_version.term,
       effect.chain_version.counter, reason_text(effect.reason));
+  signal_news();
 }
 
 // Access times come with eviction; nothing keeps them yet.

@@ -1,6 +1,12 @@
 #include "server/server.h"
 
+#include <sys/eventfd.h>
+
 namespace ffs::server {
+
+Server::Server(const ShardConfig& base) : news_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), base_(base) {
+  base_.news_fd = news_.get();
+}
 
 Server::~Server() {
   (void)stop();
@@ -70,6 +76,19 @@ int Server::fence(ClientId client) {
     if (first == 0) first = result;
   }
   return first;
+}
+
+void Server::lease(uint64_t until_ms) {
+  std::lock_guard lock(mutex_);
+  for (auto& shard : shards_) shard->lease(until_ms);
+}
+
+int Server::release_target(TargetId target) {
+  std::lock_guard lock(mutex_);
+  for (auto& shard : shards_) {
+    if (shard->release_target(target)) return 0;
+  }
+  return ENOENT;
 }
 
 int Server::stop() {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "server/shard.h"
 
 namespace ffs::server {
@@ -14,7 +15,7 @@ namespace ffs::server {
 class Server {
  public:
   // `base`: what all shards share; number, device_path and port are set by add_device.
-  explicit Server(const ShardConfig& base) : base_(base) {}
+  explicit Server(const ShardConfig& base);
   ~Server();
 
   // Opens and recovers a device; before start only. Null: *failure says why.
@@ -25,9 +26,15 @@ class Server {
   // The shard's numbers; false: no such shard.
   bool metrics(uint32_t shard, ShardMetrics* out);
   int fence(ClientId client);  // 0 or the first errno
+  // The manager's lease on this node, on craq's clock (CLOCK_BOOTTIME, ms).
+  void lease(uint64_t until_ms);
+  int release_target(TargetId target);  // 0 or ENOENT; returns before it is done
+  // Readable when report() has news; reading its 8 bytes rearms it. The server's.
+  int news_fd() const { return news_.get(); }
   int stop();                  // 0 or the first errno; idempotent
 
  private:
+  Fd news_;  // outlives the shards, which write it
   ShardConfig base_;
   std::mutex mutex_;  // the list; shards have their own
   std::vector<std::unique_ptr<Shard>> shards_;

@@ -177,6 +177,8 @@ struct Target {
   craq::ChainConfig recorded;             // the last one handed over; version zero: none
   BufferUse peer_use = BufferUse::kTail;  // for updates from its predecessor
   bool persisted_here = false;            // a chain version, by this incarnation
+  bool leaving = false;                   // released: hears nothing any more
+  craq::ReplicaStatus told;               // what the manager was woken for last
 };
 
 }  // namespace ffs::server

@@ -50,8 +50,7 @@ void Shard::main() {
   char name[16];
   std::snprintf(name, sizeof name, "ffs-shard-%u", config_.number);
   ::pthread_setname_np(::pthread_self(), name);
-  now_us_ = clock_us();
-  now_ms_ = now_us_ / 1000;
+  read_clock();
   const Status opened = open_all();
   {
     std::lock_guard lock(mutex_);
@@ -125,17 +124,24 @@ Status Shard::open_all() {
 
 // --- passes ---------------------------------------------------------------------------------------
 
+// Leases are judged by this clock: it is read after an event has arrived and before a replica is given
+// it (docs/craq.md, Leases). A process that was stopped in between must not judge by an older reading.
+void Shard::read_clock() {
+  now_us_ = clock_us();
+  now_ms_ = now_us_ / 1000;
+}
+
 void Shard::io_pass() {
   const bool ops_free = !waiting_for_op_.empty() && requests_.used() < config_.max_ops;
   const bool busy = !to_read_.empty() || !completions_.empty() || fetch_head_ != nullptr || ops_free ||
                     buffers_->can_serve();
   io_->run_once(busy ? 0 : static_cast<int64_t>(kTickUs));
-  now_us_ = clock_us();
-  now_ms_ = now_us_ / 1000;
+  read_clock();
 }
 
 void Shard::pass() {
   io_pass();
+  const uint64_t started_us = now_us_;
   run_completions();
   buffers_->serve_waiters();
   wake_waiting_sessions();
@@ -147,11 +153,12 @@ void Shard::pass() {
   }
   reading_.clear();
   run_fetches();
+  read_clock();
   run_completions();
   if (now_us_ - last_tick_us_ >= kTickUs) tick();
   flush_sessions();
   peers_->flush();
-  measure(now_us_);
+  measure(started_us);
 }
 
 void Shard::measure(uint64_t started_us) {
@@ -164,7 +171,9 @@ void Shard::tick() {
   last_tick_us_ = now_us_;
   store_->tick(now_us_);
   for (auto& [id, target] : targets_) {
+    if (target->leaving) continue;
     event(*target, [&](craq::Replica& replica) { replica.on_tick(now_ms_, effects_); });
+    look_for_news(*target);
   }
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();
@@ -185,6 +194,7 @@ bool Shard::call(const std::function<void()>& body) {
   std::condition_variable done;
   bool ran = false;
   std::function<void()> wrapped = [&] {
+    read_clock();
     body();
     std::lock_guard lock(mutex);
     ran = true;
@@ -216,100 +226,6 @@ void Shard::start() {
     }
     accept_again_ = true;  // somebody may have knocked before the poll
   });
-}
-
-void Shard::configure(const Routing& routing) {
-  (void)call([this, &routing] {
-    manager_ms_ = std::max(manager_ms_, routing.manager_ms);
-    routing_epoch_ = std::max(routing_epoch_, routing.epoch);
-    std::unordered_map<uint64_t, const Route*> places;
-    for (const Route& route : routing.targets) places[route.target.value] = &route;
-    std::unordered_map<uint64_t, Route> neighbours;
-    uint32_t longest = 1;
-    for (const ChainRoute& chain : routing.chains) {
-      for (uint32_t i = 0; i < chain.config.member_count; i++) {
-        const TargetId id = chain.config.members[i].target;
-        if (!store_->has_target(id)) continue;
-        longest = std::max(longest, chain.config.member_count);
-        for (uint32_t k = 0; k < chain.config.member_count; k++) {
-          auto place = places.find(chain.config.members[k].target.value);
-          if (k != i && place != places.end()) neighbours[place->first] = *place->second;
-        }
-      }
-    }
-    std::vector<Route> routes;
-    for (auto& [id, route] : neighbours) routes.push_back(route);
-    const Status grown = buffers_->grow_to_members(longest);
-    if (!grown.ok()) {
-      log(LogLevel::kError, "shard %u: no memory for chains of %u members: %s", config_.number, longest,
-          grown.error().what != nullptr ? grown.error().what : std::strerror(grown.error().code));
-      return;
-    }
-    peers_->set_routes(routes, longest, now_ms_);
-
-    for (const ChainRoute& chain : routing.chains) {
-      for (uint32_t i = 0; i < chain.config.member_count; i++) {
-        const TargetId id = chain.config.members[i].target;
-        if (!store_->has_target(id)) continue;
-        auto& target = targets_[id.value];
-        if (target != nullptr && target->chain != chain.chain) {
-          log(LogLevel::kError, "target %llu belongs to chain %u and is named in chain %u: ignored",
-              static_cast<unsigned long long>(id.value), target->chain.value, chain.chain.value);
-          continue;
-        }
-        if (target == nullptr) {
-          target = std::make_unique<Target>();
-          target->id = id;
-          target->chain = chain.chain;
-          target->shard = this;
-          target->view = std::make_unique<EngineView>(*store_, id, chain.chain);
-          target->replica = std::make_unique<craq::Replica>(id, chain.chain, *target->view, craq::Options{});
-        }
-        if (!chain.proposed) {
-          if (chain.config.version < target->recorded.version) continue;
-          target->recorded = chain.config;
-          target->peer_use = use_by_distance(chain.config.member_count - 1 - i);
-        }
-        event(*target, [&](craq::Replica& replica) {
-          if (chain.proposed) {
-            replica.on_proposed(chain.config, now_ms_, effects_);
-          } else {
-            replica.on_recorded(chain.config, now_ms_, effects_);
-          }
-        });
-      }
-    }
-  });
-}
-
-std::vector<TargetReport> Shard::report() {
-  std::vector<TargetReport> reports;
-  (void)call([this, &reports] {
-    const engine::Capacity capacity = store_->capacity();
-    const bool poisoned = store_->metrics().poisoned;
-    for (const TargetId id : target_ids_) {
-      TargetReport report;
-      report.target = id;
-      report.poisoned = poisoned;
-      report.usage = store_->usage(id);
-      report.capacity = capacity;
-      craq::ChainRecord persisted;
-      (void)decode_chain_record(store_->chain_state(id), &report.chain, &persisted);
-      report.reason = craq::Reason::no_configuration;
-      if (auto found = targets_.find(id.value); found != targets_.end()) {
-        const craq::ReplicaStatus status = found->second->replica->status();
-        report.chain = found->second->chain;
-        report.recorded = status.chain_version;
-        report.serving = status.serving;
-        report.reason = status.reason;
-        persisted = status.persisted;
-        report.persisted_here = found->second->persisted_here;
-      }
-      report.persisted = std::max(persisted.proposed, persisted.adopted);
-      reports.push_back(report);
-    }
-  });
-  return reports;
 }
 
 ShardMetrics Shard::metrics() {

@@ -45,6 +45,10 @@ struct ShardConfig {
   uint32_t max_sessions = 1024;
   uint32_t max_ops = 4096;
   std::string tcp_congestion = "cubic";
+  uint32_t failure_timeout_ms = 10000;  // peer leases are a fifth of it
+  uint32_t sync_share_percent = 25;     // of the device, for recovery while clients are served
+  uint64_t scrub_bytes_per_s = 0;       // 0: no scrub
+  int news_fd = -1;                     // an eventfd, written when a report has news; the server's
 };
 
 struct ShardMetrics {
@@ -61,9 +65,9 @@ struct TargetReport {
   ChainVersion recorded;   // acts in it
   ChainVersion persisted;  // on the device: the newest proposed or adopted
   bool persisted_here = false;
-  bool serving = false;
-  craq::Reason reason = craq::Reason::none;
   bool poisoned = false;
+  craq::ReplicaStatus status;  // the rest as the replica says it
+  uint64_t scrubbed_bytes = 0;
   engine::TargetUsage usage;
   engine::Capacity capacity;
 };
@@ -80,6 +84,9 @@ struct Routing {
   std::vector<ChainRoute> chains;
   std::vector<Route> targets;
 };
+
+// How many serving members stand behind one of them in its chain; 0 for others.
+uint32_t members_behind(const craq::ChainConfig& config, TargetId id);
 
 // A failure with a line for people.
 struct Failure {
@@ -104,6 +111,9 @@ class Shard {
   std::vector<TargetReport> report();
   ShardMetrics metrics();
   int fence(ClientId client);  // 0 or a positive errno; durable on return
+  void lease(uint64_t until_ms);
+  // The target leaves its chain and drops what it has; false: it isn't this shard's.
+  bool release_target(TargetId target);
   // Ends connections, lets operations finish, closes the store (a last snapshot). 0 or errno.
   int stop();
 
@@ -129,6 +139,16 @@ class Shard {
   void abandon_all();
   bool call(const std::function<void()>& body);
   void measure(uint64_t started_us);
+  void read_clock();
+  void give_lease(Target& target);
+
+  // --- membership.cc: targets that come, change and leave
+  void apply(const Routing& routing);
+  void apply(const ChainRoute& chain, TargetId id);
+  Target* take_target(TargetId id, ChainId chain);
+  TargetReport report_of(TargetId id) const;
+  void signal_news();
+  void look_for_news(Target& target);
 
   // --- connections.cc
   static void on_accept(io::Poll* poll);
@@ -287,6 +307,7 @@ class Shard {
 
   uint64_t now_ms_ = 0;
   uint64_t now_us_ = 0;
+  uint64_t lease_until_ms_ = 0;
   uint64_t last_tick_us_ = 0;
   uint64_t manager_ms_ = 0;
   uint64_t routing_epoch_ = 0;

@@ -85,7 +85,7 @@ TEST_CASE("three replicas serve all kinds of updates and reads over both transpo
     Cluster cluster(options);
     uint64_t index = 0;
     for (const auto transport : kTransports) work_with_chunks(cluster, transport, 3, index++);
-    CHECK(cluster.node(1).server->report()[0].serving);
+    CHECK(cluster.node(1).server->report()[0].status.serving);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -92,7 +93,21 @@ class Cluster {
       nodes_.push_back(std::move(node));
     }
     for (Node& node : nodes_) start(node);
+    lease(kLongLeaseMs);
     form();
+  }
+
+  // The manager's lease, as a server gets it: from now on, for so long.
+  static constexpr uint64_t kLongLeaseMs = 3600 * 1000;
+  void lease(uint64_t lease_ms) {
+    for (Node& node : nodes_) {
+      if (node.server != nullptr) node.server->lease(clock_ms() + lease_ms);
+    }
+  }
+  static uint64_t clock_ms() {
+    timespec now;
+    ::clock_gettime(CLOCK_BOOTTIME, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
   }
 
   static uint64_t target(uint32_t node, uint32_t chain = 1) { return 1000 * (chain - 1) + 101 + node; }
@@ -127,7 +142,7 @@ class Cluster {
     configure(true);
     wait([&](const TargetReport& report) { return report.persisted_here && report.persisted == version_; });
     configure(false);
-    wait([&](const TargetReport& report) { return report.serving && report.recorded == version_; });
+    wait([&](const TargetReport& report) { return report.status.serving && report.recorded == version_; });
   }
 
   void configure(bool proposed) {
@@ -142,7 +157,8 @@ class Cluster {
       chain.config.member_count = options_.nodes;
       for (uint32_t i = 0; i < options_.nodes; i++) {
         const uint32_t node = member(number, i);
-        chain.config.members[i] = {TargetId(target(node, number)), craq::MemberState::serving};
+        chain.config.members[i] = {TargetId(target(node, number)), craq::MemberState::serving,
+                                   nodes_[node].incarnation};
         Route route;
         route.target = TargetId(target(node, number));
         route.node = NodeId(nodes_[node].number);
@@ -171,8 +187,8 @@ class Cluster {
     }
     for (Node& node : nodes_) {
       for (const TargetReport& report : node.server->report()) {
-        MESSAGE("target ", report.target.value, " serving ", report.serving, " reason ",
-                static_cast<int>(report.reason), " recorded ", report.recorded.counter, " persisted ",
+        MESSAGE("target ", report.target.value, " serving ", report.status.serving, " reason ",
+                static_cast<int>(report.status.reason), " recorded ", report.recorded.counter, " persisted ",
                 report.persisted.counter);
       }
     }
@@ -186,6 +202,7 @@ class Cluster {
       node.server.reset();
     }
     for (Node& node : nodes_) start(node);
+    lease(kLongLeaseMs);
     form();
   }
 

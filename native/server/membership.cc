@@ -1,0 +1,195 @@
+// Targets that come, change and leave: routing to events of the replicas, replicas to reports.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <unordered_map>
+
+#include "server/log.h"
+#include "server/shard.h"
+#include "server/store_view.h"
+
+namespace ffs::server {
+
+namespace {
+
+// The members that updates go through: they stand first (craq/replica.h, ChainConfig).
+uint32_t serving_members(const craq::ChainConfig& config) {
+  uint32_t count = 0;
+  while (count < config.member_count && config.members[count].state == craq::MemberState::serving) count++;
+  return count;
+}
+
+}  // namespace
+
+uint32_t members_behind(const craq::ChainConfig& config, TargetId id) {
+  const uint32_t serving = serving_members(config);
+  for (uint32_t i = 0; i < serving; i++) {
+    if (config.members[i].target == id) return serving - 1 - i;
+  }
+  return 0;
+}
+
+// --- routing --------------------------------------------------------------------------------------
+
+void Shard::configure(const Routing& routing) {
+  (void)call([this, &routing] { apply(routing); });
+}
+
+void Shard::apply(const Routing& routing) {
+  manager_ms_ = std::max(manager_ms_, routing.manager_ms);
+  routing_epoch_ = std::max(routing_epoch_, routing.epoch);
+  std::unordered_map<uint64_t, const Route*> places;
+  for (const Route& route : routing.targets) places[route.target.value] = &route;
+  std::unordered_map<uint64_t, Route> neighbours;
+  uint32_t longest = 1;
+  for (const ChainRoute& chain : routing.chains) {
+    for (uint32_t i = 0; i < chain.config.member_count; i++) {
+      if (!store_->has_target(chain.config.members[i].target)) continue;
+      longest = std::max(longest, chain.config.member_count);
+      for (uint32_t k = 0; k < chain.config.member_count; k++) {
+        auto place = places.find(chain.config.members[k].target.value);
+        if (k != i && place != places.end()) neighbours[place->first] = *place->second;
+      }
+    }
+  }
+  std::vector<Route> routes;
+  for (auto& [id, route] : neighbours) routes.push_back(route);
+  const Status grown = buffers_->grow_to_members(longest);
+  if (!grown.ok()) {
+    log(LogLevel::kError, "shard %u: no memory for chains of %u members: %s", config_.number, longest,
+        grown.error().what != nullptr ? grown.error().what : std::strerror(grown.error().code));
+    return;
+  }
+  peers_->set_routes(routes, longest, now_ms_);
+
+  for (const ChainRoute& chain : routing.chains) {
+    for (uint32_t i = 0; i < chain.config.member_count; i++) {
+      const TargetId id = chain.config.members[i].target;
+      if (store_->has_target(id)) apply(chain, id);
+    }
+    // Who isn't named any more learns that as well, and stops.
+    for (auto& [id, target] : targets_) {
+      bool named = false;
+      for (uint32_t i = 0; i < chain.config.member_count; i++) {
+        named = named || chain.config.members[i].target == target->id;
+      }
+      if (target->chain == chain.chain && !named) apply(chain, target->id);
+    }
+  }
+}
+
+// Hands one configuration of its chain to one target of this shard.
+void Shard::apply(const ChainRoute& chain, TargetId id) {
+  Target* target = take_target(id, chain.chain);
+  if (target == nullptr) return;
+  if (!chain.proposed) {
+    if (chain.config.version < target->recorded.version) return;
+    target->recorded = chain.config;
+    target->peer_use = use_by_distance(members_behind(chain.config, id));
+  }
+  event(*target, [&](craq::Replica& replica) {
+    if (chain.proposed) {
+      replica.on_proposed(chain.config, now_ms_, effects_);
+    } else {
+      replica.on_recorded(chain.config, now_ms_, effects_);
+    }
+  });
+}
+
+// The target in that chain, made if it was in none. Null: it belongs to another, or is on its way out.
+Target* Shard::take_target(TargetId id, ChainId chain) {
+  auto& target = targets_[id.value];
+  if (target != nullptr && target->leaving) return nullptr;  // named again when it is out
+  if (target != nullptr && target->chain != chain) {
+    log(LogLevel::kError, "target %llu belongs to chain %u and is named in chain %u: ignored",
+        static_cast<unsigned long long>(id.value), target->chain.value, chain.value);
+    return nullptr;
+  }
+  if (target != nullptr) return target.get();
+  craq::Options options;
+  options.peer_lease_ms = config_.failure_timeout_ms / 5;
+  options.suspect_ms = config_.failure_timeout_ms;
+  target = std::make_unique<Target>();
+  target->id = id;
+  target->chain = chain;
+  target->shard = this;
+  target->view = std::make_unique<EngineView>(*store_, id, chain);
+  target->replica = std::make_unique<craq::Replica>(id, chain, *target->view, options, now_ms_);
+  give_lease(*target);
+  return target.get();
+}
+
+// --- leases ---------------------------------------------------------------------------------------
+
+void Shard::lease(uint64_t until_ms) {
+  (void)call([this, until_ms] {
+    lease_until_ms_ = std::max(lease_until_ms_, until_ms);
+    for (auto& [id, target] : targets_) {
+      if (!target->leaving) give_lease(*target);
+    }
+  });
+}
+
+void Shard::give_lease(Target& target) {
+  if (lease_until_ms_ == 0) return;
+  event(target, [&](craq::Replica& replica) { replica.on_lease(lease_until_ms_, now_ms_, effects_); });
+}
+
+// --- leaving --------------------------------------------------------------------------------------
+
+bool Shard::release_target(TargetId id) {
+  return std::find(target_ids_.begin(), target_ids_.end(), id) != target_ids_.end();
+}
+
+// --- reports --------------------------------------------------------------------------------------
+
+std::vector<TargetReport> Shard::report() {
+  std::vector<TargetReport> reports;
+  (void)call([this, &reports] {
+    for (const TargetId id : target_ids_) reports.push_back(report_of(id));
+  });
+  return reports;
+}
+
+TargetReport Shard::report_of(TargetId id) const {
+  TargetReport report;
+  report.target = id;
+  report.poisoned = store_->metrics().poisoned;
+  report.usage = store_->usage(id);
+  report.capacity = store_->capacity();
+  report.status.reason = craq::Reason::no_configuration;
+  (void)decode_chain_record(store_->chain_state(id), &report.chain, &report.status.persisted);
+  if (auto found = targets_.find(id.value); found != targets_.end()) {
+    const Target& target = *found->second;
+    report.chain = target.chain;
+    report.status = target.replica->status();
+    report.persisted_here = target.persisted_here || report.status.persisted_here;
+  }
+  report.recorded = report.status.chain_version;
+  report.persisted = std::max(report.status.persisted.proposed, report.status.persisted.adopted);
+  return report;
+}
+
+// Wakes whoever sends reports to the manager: at once when a state changes or a version is durable...
+void Shard::signal_news() {
+  if (config_.news_fd < 0) return;
+  const uint64_t one = 1;
+  const ssize_t written = ::write(config_.news_fd, &one, sizeof one);
+  FFS_CHECK(written == sizeof one || errno == EAGAIN);  // full: it is readable as it is
+}
+
+// ... and within a tick for what comes without an effect.
+void Shard::look_for_news(Target& target) {
+  const craq::ReplicaStatus now = target.replica->status();
+  const craq::ReplicaStatus& before = target.told;
+  if (now.sync_done == before.sync_done && now.sync_target == before.sync_target &&
+      now.suspect == before.suspect && now.sync_failure == before.sync_failure && now.state == before.state) {
+    return;
+  }
+  target.told = now;
+  signal_news();
+}
+
+}  // namespace ffs::server
