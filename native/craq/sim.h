@@ -4,13 +4,15 @@
  * Bytes are little-endian without padding. "key" is 24 bytes, "version" 16 (term u32, counter
  * u32, update u64), "chain" 8 (term u32, counter u32), "bytes" a u32 length and that many bytes.
  *
- * The model of the disk is a journal: each Stage, Commit, Refuse, epoch and chain record is
- * appended when the replica asks for it, visible at once, and durable only when a DISK event says
- * so, in order. A crash keeps what is durable, and as many further records as the event says.
+ * The model of the disk is a journal: each Stage, Commit, Refuse, epoch, chain record, Install, Erase,
+ * ResetTarget and SetRetry is appended when the replica asks for it, visible at once (a stage that commits:
+ * its commit only when durable), and durable only when a DISK event says so, in order. A crash keeps what is
+ * durable, and as many further records as the event says. A committed version can be damaged at rest: Read,
+ * Load, Copy, and a stage that needs it, then end with `corrupt`, until it is installed or replaced.
  *
  * An event is: type u8, now_ms u64, and
  *    1 TICK
- *    2 RECORDED, 3 PROPOSED   chain, count u8, count x (target u64, state u8)
+ *    2 RECORDED, 3 PROPOSED   chain, count u8, count x (target u64, state u8, incarnation u64)
  *    4 UPDATE    token u64, chain, authority u16, client u64, channel u32, sequence u64, key,
  *                kind u8, offset u32, length u32, tag u64, expected version, epoch u64,
  *                deadline u64, need_existing u8, payload_state u8, payload bytes
@@ -22,31 +24,47 @@
  *    8 LAST_CHUNK  token u64, chain, authority u16, space u64, deadline u64
  *    9 MESSAGE   payload_state u8, message bytes (as a SEND effect gave them)
  *   10 DISK      count u32: so many further journal records become durable
- *   11 DONE      op u64, outcome u16: a Fetch, Read or Load ends
+ *   11 DONE      op u64, outcome u16: a Fetch, Read, Load or Copy ends (ok: as the store has it)
  *   12 CONNECTED target u64
  *   13 CRASH     keep u32: of the records that aren't durable, the first `keep` survive;
  *                the replica starts anew, without configuration
- *   14 SPACE     admit u16, stage u16: outcomes that admit() and Stage give from now on
+ *   14 SPACE     admit u16, stage u16: outcomes that admit() and Stage give from now on; unless it is ok,
+ *                Install ends with no_space
  *   15 DUMP
  *   16 FENCE     client u64
+ *   17 LEASE     until u64: the manager's lease
+ *   18 START     wipe u8: the replica starts anew now (after a CRASH: when the process is back), on an empty
+ *                store if `wipe`
+ *   19 DAMAGE    key, silent u8: the committed version is damaged at rest; silent: its content changes and
+ *                its checksums with it
+ *   20 DAMAGED   key, version: on_damaged
+ *   21 COMPARE   key: on_compare
+ *   22 STATUS
  *
  * The answer is a sequence of records, each a type u8, a size u32 of what follows, and
- *    1 SEND      to u64, message bytes; type u8 (0 update, else NoticeType)
+ *    1 SEND      to u64, message bytes; type u8 (0 update, 255 of recovery, else NoticeType)
  *    2 REPLY     token u64, outcome u16, reason u8, chain, version, length u32, key, more u8,
  *                count u32, content bytes (of a read)
- *    3 RECORD    kind u8 (1 stage, 2 stage and commit, 3 commit, 4 refuse, 5 epoch, 6 chain), key,
- *                version, base version, client u64, channel u32, sequence u64, removal u8,
- *                outcome u16, update kind u8, exists u8, content bytes (of that version)
- *    4 STARTED   kind u8 (1 fetch, 2 read, 3 load), op u64
+ *    3 RECORD    kind u8 (1 stage, 2 stage and commit, 3 commit, 4 refuse, 5 epoch, 6 chain, 7 fence, 8
+ *                install, 9 erase, 10 reset, 11 retry entry), key, version, base version, client u64,
+ *                channel u32, sequence u64, removal u8, outcome u16, update kind u8, exists u8, content
+ *                bytes (of that version). chain: `version` holds what is adopted, `base` what is proposed;
+ *                install: `base` is only_over
+ *    4 STARTED   kind u8 (1 fetch, 2 read, 3 load, 4 copy), op u64
  *    5 STATE     serving u8, reason u8, chain
  *    6 PROPOSAL  chain
  *    7 FAULT     text: the replica asked for what its contract forbids
- *    8 DUMPED    serving u8, reason u8, chain, proposed chain, adopted chain (both durable),
- *                persisted_here u8, pendings u32, waiting u32,
- *                buffers u32, undurable u32, chunks u32, then each: key, exists u8, version, tag u64,
+ *    8 DUMPED    (after a STATUS answer) chunks u32, then each: key, exists u8, version, tag u64, damaged u8,
  *                content bytes, pendings u32, then each: version, removal u8, client u64, channel u32,
- *                sequence u64, content bytes
+ *                sequence u64, content bytes; retry entries u32, then each: client u64, channel u32,
+ *                sequence u64, key, version, state u8, outcome u16; epochs u32, then each: space u64,
+ *                epoch u64
  *    9 FAILED    outcome u16: a journal record ended without success and changed nothing
+ *   10 REPAIRED  key, version, ok u8
+ *   11 STATUS    serving u8, reason u8, chain, proposed chain, adopted chain (both durable), persisted_here
+ *                u8, state u8, leased u8, suspect u64, sync_target u64, sync_done u8, sync_failure u16,
+ *                damaged u32, repaired u32, pendings u32, waiting u32, buffers u32, undurable u32
+ *   12 COMPARED  more u8, key to go on from
  */
 #ifndef FFS_CRAQ_SIM_H
 #define FFS_CRAQ_SIM_H
@@ -67,8 +85,11 @@ typedef struct ffs_sim_options {
   uint32_t max_pendings;
   uint32_t max_pendings_per_chunk;
   uint64_t resend_ms;
+  uint64_t peer_lease_ms;
+  uint64_t suspect_ms;
+  uint64_t now_ms; /* of the first start */
+  uint32_t sync_window;
   uint32_t mutant; /* craq::Mutant; 0 in all but the tests that must fail */
-  uint32_t reserved;
 } ffs_sim_options;
 
 /* A target with an empty store. The caller owns it. NULL if the options make no sense. */

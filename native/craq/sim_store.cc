@@ -4,54 +4,71 @@
 
 namespace ffs::craq::sim {
 
+void ModelState::set_retry(const Record& r, const UpdateIdentity& who, const Version& version,
+                           RetryState state, Outcome outcome) {
+  if (who.client.value == 0) return;
+  retry[{who.client.value, who.channel}] = RetryEntry{who.sequence, r.update.key, version, state, outcome};
+}
+
+void ModelState::stage(const Record& r, ModelChunk& c) {
+  const Update& u = r.update;
+  ModelVersion v;
+  v.facts = r.after;
+  v.content = r.content;
+  v.version = u.version;
+  v.removal = u.kind == UpdateKind::remove;
+  v.identity = u.identity;
+  v.space_epoch = u.space_epoch;
+  const bool commit_now = r.kind == RecordKind::stage_commit;
+  if (commit_now) {
+    c.committed = v;
+  } else {
+    c.pendings.push_back(v);
+  }
+  set_retry(r, u.identity, u.version, commit_now ? RetryState::done : RetryState::pending, Outcome::ok);
+}
+
+std::string ModelState::commit(const Record& r) {
+  auto at = chunks.find(r.update.key);
+  if (at == chunks.end()) return "commit of an unknown chunk";
+  ModelChunk& c = at->second;
+  bool found = false;
+  for (const ModelVersion& p : c.pendings) found |= p.version == r.update.version;
+  if (!found) return "commit of what isn't pending";
+  while (!c.pendings.empty() && c.pendings.front().version <= r.update.version) {
+    c.committed = c.pendings.front();
+    c.pendings.erase(c.pendings.begin());
+    set_retry(r, c.committed.identity, c.committed.version, RetryState::done, Outcome::ok);
+  }
+  return {};
+}
+
+void ModelState::install(const Record& r) {
+  ModelChunk& c = chunks[r.update.key];
+  const bool repair = !r.update.base.none();  // over the very version: what is pending above stays
+  if (!repair) c.pendings.clear();
+  c.committed = ModelVersion{.facts = r.after, .content = r.content, .version = r.update.version};
+}
+
 std::string ModelState::apply(const Record& r) {
   if (r.outcome != Outcome::ok) return {};
   const Update& u = r.update;
-  auto set_retry = [&](const UpdateIdentity& who, const Version& version, RetryState state, Outcome outcome) {
-    if (who.client.value == 0) return;
-    retry[{who.client.value, who.channel}] = RetryEntry{who.sequence, u.key, version, state, outcome};
-  };
   switch (r.kind) {
+    case RecordKind::stage_commit:
+      if (!chunks[u.key].pendings.empty()) return "commit_now above a pending version";
+      [[fallthrough]];
     case RecordKind::stage:
-    case RecordKind::stage_commit: {
-      ModelChunk& c = chunks[u.key];
-      ModelVersion v;
-      v.facts = r.after;
-      v.content = r.content;
-      v.version = u.version;
-      v.removal = u.kind == UpdateKind::remove;
-      v.identity = u.identity;
-      v.space_epoch = u.space_epoch;
-      bool commit_now = r.kind == RecordKind::stage_commit;
-      if (commit_now && !c.pendings.empty()) return "commit_now above a pending version";
-      if (commit_now) {
-        c.committed = v;
-      } else {
-        c.pendings.push_back(v);
-      }
-      set_retry(u.identity, u.version, commit_now ? RetryState::done : RetryState::pending, Outcome::ok);
+      stage(r, chunks[u.key]);
       break;
-    }
-    case RecordKind::commit: {
-      auto at = chunks.find(u.key);
-      if (at == chunks.end()) return "commit of an unknown chunk";
-      ModelChunk& c = at->second;
-      bool found = false;
-      for (const ModelVersion& p : c.pendings) found |= p.version == u.version;
-      if (!found) return "commit of what isn't pending";
-      while (!c.pendings.empty() && c.pendings.front().version <= u.version) {
-        c.committed = c.pendings.front();
-        c.pendings.erase(c.pendings.begin());
-        set_retry(c.committed.identity, c.committed.version, RetryState::done, Outcome::ok);
-      }
+    case RecordKind::commit:
+      if (std::string wrong = commit(r); !wrong.empty()) return wrong;
       break;
-    }
     case RecordKind::refuse: {
       auto& pendings = chunks[u.key].pendings;
       pendings.erase(std::remove_if(pendings.begin(), pendings.end(),
                                     [&](const ModelVersion& p) { return p.version == u.version; }),
                      pendings.end());
-      set_retry(u.identity, u.version, RetryState::refused, r.refusal);
+      set_retry(r, u.identity, u.version, RetryState::refused, r.refusal);
       break;
     }
     case RecordKind::epoch:
@@ -59,6 +76,7 @@ std::string ModelState::apply(const Record& r) {
       break;
     case RecordKind::chain:
       if (r.chain.adopted < chain.adopted) return "the adopted chain version went back";
+      if (r.chain.proposed < chain.proposed) return "the proposed chain version went back";
       chain = r.chain;
       break;
     case RecordKind::fence:
@@ -66,6 +84,20 @@ std::string ModelState::apply(const Record& r) {
       for (auto at = retry.begin(); at != retry.end();) {
         at = at->first.first == r.space ? retry.erase(at) : std::next(at);
       }
+      break;
+    case RecordKind::install:
+      install(r);
+      break;
+    case RecordKind::erase:
+      chunks.erase(u.key);
+      break;
+    case RecordKind::reset:
+      for (auto& [key, c] : chunks) c.pendings.clear();
+      std::erase_if(chunks, [](const auto& at) { return at.second.committed.facts.version.none(); });
+      retry.clear();
+      break;
+    case RecordKind::set_retry:
+      retry[{u.identity.client.value, u.identity.channel}] = r.retry;
       break;
   }
   // Like the engine, the model forgets a chunk that is neither committed nor pending.
@@ -98,6 +130,8 @@ std::string ModelStore::content_after(const Update& u, const Bytes& payload, boo
   if (newest_is_removal && u.base != base.version) return "the base isn't the newest version";
   if (!absent && u.base != base.version) return "the base isn't the newest version";
   if (keep_attributes && absent) return "no attributes to keep";
+  const bool reads_base = u.kind == UpdateKind::write || u.kind == UpdateKind::truncate;
+  if (reads_base && base.damaged) record->outcome = Outcome::corrupt;
   record->after.version = u.version;
   record->after.attributes = keep_attributes ? base.facts.attributes : u.attributes;
   Bytes& content = record->content;
@@ -152,6 +186,24 @@ void ModelStore::crash(size_t keep) {
   for (size_t i = 0; i < std::min(keep, tail_.size()); i++) durable_.apply(tail_[i]);
   tail_.clear();
   now_ = durable_;
+}
+
+void ModelStore::wipe() {
+  tail_.clear();
+  durable_ = now_ = ModelState{};
+}
+
+void ModelStore::damage(const ChunkKey& key, bool silent) {
+  for (ModelState* state : {&durable_, &now_}) {
+    auto at = state->chunks.find(key);
+    if (at == state->chunks.end() || at->second.committed.facts.version.none()) continue;
+    ModelVersion& v = at->second.committed;
+    if (silent) {
+      for (uint8_t& byte : v.content) byte ^= 0x55;
+    } else {
+      v.damaged = true;
+    }
+  }
 }
 
 ChunkFacts ModelStore::committed(const ChunkKey& key) const {

@@ -13,7 +13,19 @@ namespace ffs::craq::sim {
 
 using Bytes = std::vector<uint8_t>;
 
-enum class RecordKind : uint8_t { stage = 1, stage_commit, commit, refuse, epoch, chain, fence };
+enum class RecordKind : uint8_t {
+  stage = 1,
+  stage_commit,
+  commit,
+  refuse,
+  epoch,
+  chain,
+  fence,
+  install,
+  erase,
+  reset,
+  set_retry,
+};
 
 struct Record {
   RecordKind kind = RecordKind::stage;
@@ -26,6 +38,7 @@ struct Record {
   uint64_t space = 0;
   uint64_t epoch = 0;
   ChainRecord chain;
+  RetryEntry retry;
 };
 
 struct ModelVersion {
@@ -35,6 +48,7 @@ struct ModelVersion {
   bool removal = false;
   UpdateIdentity identity;
   uint64_t space_epoch = 0;
+  bool damaged = false;  // at rest: reads, copies and stages on it end with corrupt
 };
 
 struct ModelChunk {
@@ -52,13 +66,21 @@ struct ModelState {
 
   // An empty string, or what is wrong with the record.
   std::string apply(const Record& record);
+
+ private:
+  void stage(const Record& record, ModelChunk& c);
+  std::string commit(const Record& record);
+  void install(const Record& record);
+  void set_retry(const Record& record, const UpdateIdentity& who, const Version& version, RetryState state,
+                 Outcome outcome);
 };
 
 class ModelStore final : public StoreView {
  public:
   // --- effects
   std::string append(Record record);  // visible at once
-  // The content that `u` makes of its base; an error text if the base isn't the newest.
+  // The content that `u` makes of its base, and the outcome corrupt if that is damaged; an error text if
+  // the base isn't the newest.
   std::string content_after(const Update& u, const Bytes& payload, bool keep_attributes,
                             Record* record) const;
   // Null if there is no such version, committed or pending.
@@ -67,6 +89,10 @@ class ModelStore final : public StoreView {
   // The next record that becomes durable; false if there is none.
   bool make_durable(Record* record);
   void crash(size_t keep);
+  void wipe();  // a new device
+  // Damages the committed version of a chunk at rest, if there is one; silent: as if its checksums had been
+  // computed over the damage, so that only a comparison with another replica can tell.
+  void damage(const ChunkKey& key, bool silent);
   size_t undurable() const { return tail_.size(); }
   const ModelState& state() const { return now_; }
 

@@ -120,12 +120,14 @@ class Bench:
         self.record()
         self.settle()
         for n in range(len(self.nodes)):
-            assert self.nodes[n].dump().serving, self.nodes[n].dump()
+            assert self.nodes[n].status().serving, self.nodes[n].dump()
 
     def record(self) -> None:
         self.chain = (self.chain[0], self.chain[1] + 1)
         for n in range(len(self.nodes)):
-            self.step(n, wire.configure(self.now, self.chain, [11 + i for i in range(len(self.nodes))]))
+            self.step(
+                n, wire.configure(self.now, self.chain, [(11 + i, 1, 1) for i in range(len(self.nodes))])
+            )
 
     # ---- clients ----------------------------------------------------------------------------
 
@@ -184,9 +186,9 @@ class Bench:
         out: list[bytes | None] = []
         for node in self.nodes:
             d = node.dump()
-            c = d.chunks.get(key)
+            c = d.store.chunks.get(key)
             assert c is None or not c.pendings, d
-            assert d.buffers == 0, d
+            assert d.status.buffers == 0, d
             out.append(c.content if c is not None and c.exists else None)
         return out
 

@@ -8,6 +8,7 @@ import functools
 import os
 import struct
 import subprocess
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +85,39 @@ class RecordKind(IntEnum):
     EPOCH = 5
     CHAIN = 6
     FENCE = 7
+    INSTALL = 8
+    ERASE = 9
+    RESET = 10
+    SET_RETRY = 11
+
+
+class Member(IntEnum):
+    """craq::MemberState."""
+
+    SERVING = 1
+    SYNCING = 2
+    WAITING = 3
+    LAST_SERVING = 4
+    OFFLINE = 5
+
+
+class Reason(IntEnum):
+    """craq::Reason."""
+
+    NONE = 0
+    NO_CONFIGURATION = 1
+    RESTARTED = 2
+    MEMBERS_INCOMPLETE = 3
+    NOT_A_MEMBER = 4
+    PERSISTING = 5
+    RECONCILING = 6
+    RESUMING = 7
+    DEVICE_FAILED = 8
+    DIVERGED = 9
+    NO_LEASE = 10
+    LEFT_OUT = 11
+    SYNCING = 12
+    START_HOLD = 13
 
 
 class Answer(IntEnum):
@@ -96,6 +130,9 @@ class Answer(IntEnum):
     FAULT = 7
     DUMPED = 8
     FAILED = 9
+    REPAIRED = 10
+    STATUS = 11
+    COMPARED = 12
 
 
 class Reply(NamedTuple):
@@ -128,22 +165,53 @@ class ChunkDump(NamedTuple):
     exists: bool
     version: Version
     tag: int
+    damaged: bool
     content: bytes
     pendings: list[tuple[Version, bool, Identity, bytes]]
 
 
-class Dump(NamedTuple):
+class RetryDump(NamedTuple):
+    sequence: int
+    key: bytes
+    version: Version
+    state: int  # 1 pending, 2 done, 3 refused
+    outcome: int
+
+
+class Status(NamedTuple):
+    """ReplicaStatus, and what the model store and the buffers hold."""
+
     serving: bool
     reason: int
     chain: Chain
-    proposed: Chain
+    proposed: Chain  # durable, as the next
     adopted: Chain
     persisted_here: bool
+    state: int  # Member
+    leased: bool
+    suspect: int
+    sync_target: int
+    sync_done: bool
+    sync_failure: int
+    damaged: int
+    repaired: int
     pendings: int
     waiting: int
     buffers: int
     undurable: int
+
+
+class Store(NamedTuple):
+    """What the target's model store shows."""
+
     chunks: dict[bytes, ChunkDump]
+    retry: dict[tuple[int, int], RetryDump]  # by client and channel
+    epochs: dict[int, int]
+
+
+class Dump(NamedTuple):
+    status: Status
+    store: Store
 
 
 def key_of(space: int, index: int) -> bytes:
@@ -166,9 +234,11 @@ def tick(now: int) -> bytes:
     return _HEAD.pack(1, now)
 
 
-def configure(now: int, chain: Chain, members: list[int], *, proposed: bool = False, state: int = 1) -> bytes:
-    """RECORDED or PROPOSED; state is a MemberState (1: serving)."""
-    body = b"".join(struct.pack("<QB", m, state) for m in members)
+def configure(
+    now: int, chain: Chain, members: Sequence[tuple[int, int, int]], *, proposed: bool = False
+) -> bytes:
+    """RECORDED or PROPOSED; members: target, Member, incarnation."""
+    body = b"".join(struct.pack("<QBQ", *m) for m in members)
     return _HEAD.pack(3 if proposed else 2, now) + struct.pack("<IIB", *chain, len(members)) + body
 
 
@@ -264,6 +334,30 @@ def fence(now: int, client: int) -> bytes:
     return _HEAD.pack(16, now) + struct.pack("<Q", client)
 
 
+def lease(now: int, until: int) -> bytes:
+    return _HEAD.pack(17, now) + struct.pack("<Q", until)
+
+
+def start(now: int, *, wipe: bool = False) -> bytes:
+    return _HEAD.pack(18, now) + struct.pack("<B", wipe)
+
+
+def damage(key: bytes, *, silent: bool = False) -> bytes:
+    return _HEAD.pack(19, 0) + struct.pack("<24sB", key, silent)
+
+
+def damaged(now: int, key: bytes, version: Version) -> bytes:
+    return _HEAD.pack(20, now) + struct.pack("<24sIIQ", key, *version)
+
+
+def compare(now: int, key: bytes) -> bytes:
+    return _HEAD.pack(21, now) + struct.pack("<24s", key)
+
+
+def status() -> bytes:
+    return _HEAD.pack(22, 0)
+
+
 # ---- answers --------------------------------------------------------------------------------
 
 _REPLY = struct.Struct("<QHBIIIIQI24sBII")
@@ -273,7 +367,8 @@ _RECORD_HEAD = struct.Struct("<BI")
 
 def parse(answer: bytes) -> list[tuple[int, object]]:
     """[(Answer, ...)]: SEND (to, message, type), REPLY Reply, RECORD Record, STARTED (kind, op), STATE
-    (serving, reason, chain), PROPOSAL chain, FAULT text, DUMPED Dump, FAILED outcome."""
+    (serving, reason, chain), PROPOSAL chain, FAULT text, DUMPED Store, FAILED outcome, REPAIRED (key,
+    version, ok), STATUS Status, COMPARED key or None."""
     out: list[tuple[int, object]] = []
     at, end = 0, len(answer)
     while at < end:
@@ -327,27 +422,59 @@ def _failed(b: bytes, at: int, size: int) -> object:
     return Outcome(struct.unpack_from("<H", b, at)[0])
 
 
-def _dumped(b: bytes, at: int, size: int) -> object:
-    f = struct.unpack_from("<BBIIIIIIBIIIII", b, at)
-    at += struct.calcsize("<BBIIIIIIBIIIII")
-    chunks: dict[bytes, ChunkDump] = {}
-    for _ in range(f[13]):
-        key, exists, *rest = struct.unpack_from("<24sBIIQQI", b, at)
-        at += struct.calcsize("<24sBIIQQI")
-        content = b[at : at + rest[4]]
-        at += rest[4]
-        (count,) = struct.unpack_from("<I", b, at)
-        at += 4
-        pendings = []
-        for _ in range(count):
-            p = struct.unpack_from("<IIQBQIQI", b, at)
-            at += struct.calcsize("<IIQBQIQI")
-            pendings.append((p[0:3], bool(p[3]), p[4:7], b[at : at + p[7]]))
-            at += p[7]
-        chunks[key] = ChunkDump(bool(exists), (rest[0], rest[1], rest[2]), rest[3], content, pendings)
-    return Dump(
-        bool(f[0]), f[1], f[2:4], f[4:6], f[6:8], bool(f[8]), f[9], f[10], f[11], f[12], chunks
+_STATUS = struct.Struct("<BBIIIIIIBBBQQBHIIIIII")
+_CHUNK = struct.Struct("<24sBIIQQBI")
+_PENDING = struct.Struct("<IIQBQIQI")
+_RETRY = struct.Struct("<QIQ24sIIQBH")
+
+
+def _status(b: bytes, at: int, size: int) -> object:
+    f = _STATUS.unpack_from(b, at)
+    return Status(
+        bool(f[0]), f[1], f[2:4], f[4:6], f[6:8], bool(f[8]), f[9], bool(f[10]), f[11], f[12], bool(f[13]),
+        *f[14:],
     )  # fmt: skip
+
+
+def _repaired(b: bytes, at: int, size: int) -> object:
+    key, term, counter, number, ok = struct.unpack_from("<24sIIQB", b, at)
+    return key, (term, counter, number), bool(ok)
+
+
+def _compared(b: bytes, at: int, size: int) -> object:
+    more, key = struct.unpack_from("<B24s", b, at)
+    return key if more else None
+
+
+def _dumped(b: bytes, at: int, size: int) -> object:
+    def count() -> int:
+        nonlocal at
+        (n,) = struct.unpack_from("<I", b, at)
+        at += 4
+        return int(n)
+
+    chunks: dict[bytes, ChunkDump] = {}
+    for _ in range(count()):
+        key, exists, term, counter, number, tag, damaged, length = _CHUNK.unpack_from(b, at)
+        at += _CHUNK.size + length
+        content = b[at - length : at]
+        pendings = []
+        for _ in range(count()):
+            p = _PENDING.unpack_from(b, at)
+            at += _PENDING.size + p[7]
+            pendings.append((p[0:3], bool(p[3]), p[4:7], b[at - p[7] : at]))
+        chunks[key] = ChunkDump(bool(exists), (term, counter, number), tag, bool(damaged), content, pendings)
+    retry = {}
+    for _ in range(count()):
+        f = _RETRY.unpack_from(b, at)
+        at += _RETRY.size
+        retry[f[0], f[1]] = RetryDump(f[2], f[3], f[4:7], f[7], f[8])
+    epochs = {}
+    for _ in range(count()):
+        space, epoch = struct.unpack_from("<QQ", b, at)
+        at += 16
+        epochs[space] = epoch
+    return Store(chunks, retry, epochs)
 
 
 _PARSERS = {
@@ -360,6 +487,9 @@ _PARSERS = {
     Answer.FAULT: _fault,
     Answer.DUMPED: _dumped,
     Answer.FAILED: _failed,
+    Answer.REPAIRED: _repaired,
+    Answer.STATUS: _status,
+    Answer.COMPARED: _compared,
 }
 
 
@@ -374,8 +504,11 @@ class _Options(ctypes.Structure):
         ("max_pendings", ctypes.c_uint32),
         ("max_pendings_per_chunk", ctypes.c_uint32),
         ("resend_ms", ctypes.c_uint64),
+        ("peer_lease_ms", ctypes.c_uint64),
+        ("suspect_ms", ctypes.c_uint64),
+        ("now_ms", ctypes.c_uint64),
+        ("sync_window", ctypes.c_uint32),
         ("mutant", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
     )
 
 
@@ -415,12 +548,14 @@ class Sim:
 
     def __init__(
         self, target: int, *, chain: int = 7, mutant: int = 0, max_pendings: int = 1024, per_chunk: int = 16,
-        resend_ms: int = 200,
+        resend_ms: int = 200, peer_lease_ms: int = 200, suspect_ms: int = 1000, sync_window: int = 4,
+        now: int = 0,
     ) -> None:  # fmt: skip
         self._lib = library()
         options = _Options(
-            ctypes.sizeof(_Options), chain, target, max_pendings, per_chunk, resend_ms, mutant, 0
-        )
+            ctypes.sizeof(_Options), chain, target, max_pendings, per_chunk, resend_ms, peer_lease_ms,
+            suspect_ms, now, sync_window, mutant,
+        )  # fmt: skip
         self._sim = self._lib.ffs_sim_create(ctypes.byref(options))
         assert self._sim
         self._out = ctypes.c_void_p()
@@ -439,9 +574,21 @@ class Sim:
         size = self._size.value
         return parse(ctypes.string_at(self._out.value, size)) if size else []
 
+    def status(self) -> Status:
+        ((_, body),) = self.step(status())
+        assert isinstance(body, Status)
+        return body
+
     def dump(self) -> Dump:
-        for kind, body in self.step(dump(0)):
-            if kind == Answer.DUMPED:
-                assert isinstance(body, Dump)
-                return body
-        raise AssertionError("no dump")
+        (_, status), (_, store) = self.step(dump(0))
+        assert isinstance(status, Status)
+        assert isinstance(store, Store)
+        return Dump(status, store)
+
+    def compare(self, now: int, key: bytes) -> tuple[bytes | None, list[tuple[int, object]]]:
+        """The key to go on from, and the other answers."""
+        answers = self.step(compare(now, key))
+        assert answers[-1][0] == Answer.COMPARED
+        more = answers[-1][1]
+        assert more is None or isinstance(more, bytes)
+        return more, answers[:-1]

@@ -330,7 +330,7 @@ class World:
     def report(self, node: Node) -> Report | None:
         if not node.up or (self.faults and self.rng.random() < self.plan.loss):
             return None
-        d = node.sim.dump()
+        d = node.sim.status()
         persisted = max(d.proposed, d.adopted)
         body = TargetReport(
             target=node.target, chain=7, recorded_term=d.chain[0], recorded_counter=d.chain[1],
@@ -346,7 +346,7 @@ class World:
 
     def told(self, node: Node, version: tuple[int, int], proposed: bool) -> None:
         if node.up:
-            members = list(self.chain.members)
+            members = [(m, 1, n.incarnation) for m, n in zip(self.chain.members, self.nodes, strict=True)]
             self.step(node, wire.configure(self.now, version, members, proposed=proposed))
 
     # ---- clients ----------------------------------------------------------------------------
@@ -573,7 +573,7 @@ class World:
 
     def quiet(self) -> bool:
         for node in self.nodes:
-            d = node.sim.dump()
+            d = node.sim.status()
             if not d.serving or d.pendings or d.waiting or d.undurable:
                 return False
         return True
@@ -582,10 +582,10 @@ class World:
         """At the end all members have the same, which is what the history says."""
         for node in self.nodes:
             d = node.sim.dump()
-            if d.buffers:
-                raise Violation(f"member {node.index} leaks {d.buffers} buffers")
+            if d.status.buffers:
+                raise Violation(f"member {node.index} leaks {d.status.buffers} buffers")
             for key, c in self.history.chunks.items():
-                there = d.chunks.get(key)
+                there = d.store.chunks.get(key)
                 if there is not None and there.pendings:
                     raise Violation(f"member {node.index} keeps pendings of {key.hex()}")
                 state = (there.exists, there.content) if there is not None else (False, b"")

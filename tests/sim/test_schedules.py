@@ -401,7 +401,7 @@ def test_a_refusal_in_the_middle_is_dropped_below_before_the_client_hears_of_it(
     assert b.outcome(token) is None
     b.settle()
     assert b.outcome(token) == Outcome.OVER_QUOTA
-    assert all(not n.dump().chunks for n in b.nodes)
+    assert all(not n.dump().store.chunks for n in b.nodes)
 
 
 def test_a_chain_with_a_member_away_reads_clean_chunks_and_lets_writes_wait() -> None:
@@ -425,7 +425,8 @@ def test_a_restarted_target_serves_nothing_and_says_why() -> None:
     token = b.read(1)
     assert b.replies[token].outcome == Outcome.OFFLINE
     assert b.replies[token].reason == 2  # Reason::restarted
-    b.step(1, wire.configure(b.now, b.chain, [11, 12, 13]))  # what it had adopted isn't enough
+    same = [(11 + i, 1, 1) for i in range(3)]
+    b.step(1, wire.configure(b.now, b.chain, same))  # what it had adopted isn't enough
     b.flush()
     token = b.read(1)
     assert b.replies[token].outcome == Outcome.OFFLINE
@@ -436,7 +437,7 @@ def test_a_restarted_target_serves_nothing_and_says_why() -> None:
 
 def test_a_member_that_does_not_serve_makes_the_chain_offline() -> None:
     b = Bench(2)
-    b.step(0, wire.configure(b.now, (1, 9), [11, 12], state=5))
+    b.step(0, wire.configure(b.now, (1, 9), [(11, 5, 1), (12, 5, 1)]))
     token = b.read(0)
     assert b.replies[token].outcome == Outcome.OFFLINE
     assert b.replies[token].reason == 3  # Reason::members_incomplete
@@ -516,7 +517,7 @@ def removed_but_for_the_head_s_commit_records(b: Bench) -> None:
     b.flush(1)
     b.restart(0, 1, keep=0)
     b.net.clear()
-    assert [len(n.dump().chunks) for n in b.nodes] == [1, 0]
+    assert [len(n.dump().store.chunks) for n in b.nodes] == [1, 0]
 
 
 def test_what_led_to_a_forgotten_removal_is_not_refused_when_it_comes_again() -> None:
@@ -558,10 +559,10 @@ def test_an_update_below_a_pending_one_was_committed() -> None:
         b.deliver(of(UPDATE))
         b.drop()
     b.restart(0, 1, keep=0)
-    below = b.nodes[1].dump().chunks[KEY]
+    below = b.nodes[1].dump().store.chunks[KEY]
     assert not below.exists
     assert [p[0] for p in below.pendings] == [(1, 1, 3)]
-    assert len(b.nodes[0].dump().chunks[KEY].pendings) == 3
+    assert len(b.nodes[0].dump().store.chunks[KEY].pendings) == 3
     b.net.clear()
     b.new_chain()
     assert b.contents() == [b"three"] * 2
