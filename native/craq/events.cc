@@ -89,18 +89,17 @@ ReplicaStatus Replica::status() const {
 
 // A message is for us, in the version that we have adopted, or it changes nothing.
 bool Replica::Machine::speaks_to_us(const PeerHeader& header) const {
-  const bool adopted = phase_ == Phase::reconciling || phase_ == Phase::resuming || phase_ == Phase::serving;
-  return adopted && header.chain == chain_ && header.to == self_ && header.chain_version == config_.version;
+  return acts() && header.chain == chain_ && header.to == self_ && header.chain_version == config_.version;
 }
 
 bool Replica::Machine::update_arrived(const PeerHeader& header, const Update& u, PayloadState payload_state) {
-  if (!speaks_to_us(header) || first() || header.from != predecessor() || !reconciled_) return false;
+  if (!speaks_to_us(header) || !on_path() || first() || header.from != predecessor() || !reconciled_) return false;
   update_received(u, payload_state);
   return true;
 }
 
 void Replica::Machine::notice_arrived(const PeerHeader& header, const Notice& n) {
-  if (!speaks_to_us(header)) return;
+  if (!speaks_to_us(header) || !on_path()) return;
   const bool from_above = !first() && header.from == predecessor();
   const bool from_below = !last() && header.from == successor();
   switch (n.type) {

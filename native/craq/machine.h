@@ -286,16 +286,25 @@ class Replica::Machine {
   ReplicaStatus status() const;
 
  private:
-  enum class Phase : uint8_t { offline, persisting, reconciling, resuming, serving, failed };
+  enum class Phase : uint8_t { offline, persisting, reconciling, resuming, serving, syncing, failed };
 
   // --- roles
   bool speaks_to_us(const PeerHeader& header) const;
   bool serving() const { return phase_ == Phase::serving; }
+  // The path of updates: the serving members of config_, which stand first. The others aren't on it.
+  bool on_path() const { return my_index_ < path_count_; }
   bool first() const { return my_index_ == 0; }
-  bool last() const { return my_index_ + 1 == config_.member_count; }
+  bool last() const { return my_index_ + 1 == path_count_; }
   TargetId predecessor() const { return config_.members[my_index_ - 1].target; }
   TargetId successor() const { return config_.members[my_index_ + 1].target; }
-  TargetId last_member() const { return config_.members[config_.member_count - 1].target; }
+  TargetId last_member() const { return config_.members[path_count_ - 1].target; }
+  // Behind the path, and filled by its last member; zero = none.
+  TargetId syncing_member() const;
+  // Acts in config_: takes its messages and speaks in it.
+  bool acts() const {
+    return phase_ == Phase::reconciling || phase_ == Phase::resuming || phase_ == Phase::serving ||
+           phase_ == Phase::syncing;
+  }
   bool is(Mutant m) const { return options_.mutant == m; }
 
   // --- replica.cc
@@ -341,7 +350,10 @@ class Replica::Machine {
   void ask(Request* r, const ClientRead& read);
 
   // --- restart.cc
+  bool poisoned() const { return phase_ == Phase::failed && reason_ == Reason::device_failed; }
   void adopt();
+  void forget_neighbours();
+  void begin_reconciling();
   void go_offline(Reason reason);
   void fail(Reason reason);
   void set_phase(Phase phase, Reason reason);
@@ -403,7 +415,8 @@ class Replica::Machine {
   ChainRecord durable_record_;
   bool persisted_here_ = false;
   uint32_t persists_ = 0;  // PersistChain effects under way
-  uint32_t my_index_ = 0;
+  uint32_t my_index_ = 0;    // in config_
+  uint32_t path_count_ = 0;  // serving members of config_
   Phase phase_ = Phase::offline;
   Reason reason_ = Reason::no_configuration;
   uint64_t counter_ = 0;               // of the head, in config_.version

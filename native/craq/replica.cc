@@ -66,7 +66,7 @@ void Replica::Machine::judge(Request* r) {
 
 // The first two checks of every request: chain version, then authority.
 bool Replica::Machine::chain_allows(Request* r, bool head_only) {
-  if (phase_ == Phase::offline || phase_ == Phase::failed) {
+  if (phase_ == Phase::offline || phase_ == Phase::failed || phase_ == Phase::syncing) {
     Reply no;
     no.outcome = Outcome::offline;
     reply(r, no);
@@ -504,7 +504,7 @@ bool Replica::Machine::held_came_early(const ChunkKey& key, const Version& versi
 // ---- 5. The last member commits; 6. the acknowledgement commits on the way up --------------
 
 void Replica::Machine::progress(Chunk* c) {
-  if (config_.member_count == 0) return;
+  if (!on_path()) return;
   while (Pending* p = c->pendings.first()) {
     if (p->fallen) return advance_refusal(c);
     if (p->disk != Pending::Disk::staged) return;

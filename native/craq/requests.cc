@@ -85,7 +85,7 @@ void Replica::Machine::expire() {
 void Replica::Machine::tick() {
   expire();
   while (Request* r = parked_.pop()) run_.push(r);
-  if (phase_ == Phase::offline || phase_ == Phase::persisting || phase_ == Phase::failed) return;
+  if (!acts() || !on_path()) return;
   if (now_ms_ - nudged_ms_ >= options_.resend_ms && !serving()) nudge(false);
   resend_old();
 }
@@ -109,7 +109,7 @@ void Replica::Machine::resend_old() {
 }
 
 void Replica::Machine::peer_connected(TargetId target) {
-  if (config_.member_count == 0) return;
+  if (!acts() || !on_path()) return;
   const bool below = !last() && target == successor();
   if (!below && (first() || target != predecessor())) return;
   nudge(below);

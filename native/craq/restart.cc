@@ -46,26 +46,46 @@ void Replica::Machine::load_pendings() {
 
 // ---- A new chain version --------------------------------------------------------------------
 
+namespace {
+
+// The serving members stand first.
+uint32_t path_of(const ChainConfig& config) {
+  uint32_t count = 0;
+  while (count < config.member_count && config.members[count].state == MemberState::serving) count++;
+  return count;
+}
+
+uint32_t index_of(const ChainConfig& config, TargetId target) {
+  uint32_t index = 0;
+  while (index < config.member_count && config.members[index].target != target) index++;
+  return index;
+}
+
+}  // namespace
+
+TargetId Replica::Machine::syncing_member() const {
+  if (path_count_ >= config_.member_count) return TargetId{};
+  const Member& behind = config_.members[path_count_];
+  return behind.state == MemberState::syncing ? behind.target : TargetId{};
+}
+
 void Replica::Machine::proposed(const ChainConfig& config) {
-  if (phase_ == Phase::failed || config.version < record_.proposed) return;
+  if (poisoned() || config.version < record_.proposed) return;
   record_.proposed = config.version;
   persist_chain();
 }
 
 void Replica::Machine::recorded(const ChainConfig& config) {
   FFS_CHECK(config.member_count <= kMaxReplicas);
-  if (phase_ == Phase::failed) return;
+  if (poisoned()) return;
   if (config.version <= std::max({config_.version, next_config_.version, start_floor_})) return;
   next_config_ = config;
-  bool all_serve = config.member_count > 0;
-  bool member = false;
-  for (uint32_t i = 0; i < config.member_count; i++) {
-    all_serve &= config.members[i].state == MemberState::serving;
-    member |= config.members[i].target == self_;
-  }
-  if (!member || !all_serve) {
-    return go_offline(member ? Reason::members_incomplete : Reason::not_a_member);
-  }
+  const uint32_t path = path_of(config);
+  const uint32_t mine = index_of(config, self_);
+  const bool syncs = mine < config.member_count && config.members[mine].state == MemberState::syncing;
+  if (phase_ == Phase::failed && !syncs) return;  // diverged: only a sync cures it
+  if (path == 0) return go_offline(Reason::members_incomplete);
+  if (mine >= path && !syncs) return go_offline(Reason::not_a_member);
   set_phase(Phase::persisting, Reason::persisting);
   record_.adopted = config.version;
   persist_chain();
@@ -80,7 +100,7 @@ void Replica::Machine::chain_persisted(Outcome outcome) {
   FFS_CHECK(persists_ > 0);
   persists_--;
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
-  if (persists_ > 0 || phase_ == Phase::failed) return;
+  if (persists_ > 0) return;
   durable_record_ = record_;
   persisted_here_ = true;
   if (record_.proposed > record_.adopted) out_->push_back(ProposalPersisted{record_.proposed});
@@ -90,8 +110,17 @@ void Replica::Machine::chain_persisted(Outcome outcome) {
 // From here on we speak in the new version. What we knew of neighbours is void.
 void Replica::Machine::adopt() {
   config_ = next_config_;
-  my_index_ = 0;
-  while (config_.members[my_index_].target != self_) my_index_++;
+  path_count_ = path_of(config_);
+  my_index_ = index_of(config_, self_);
+  forget_neighbours();
+  if (!on_path()) {
+    set_phase(Phase::syncing, Reason::syncing);
+    return unpark();  // to be told so
+  }
+  begin_reconciling();
+}
+
+void Replica::Machine::forget_neighbours() {
   counter_ = 0;
   floor_ = Version{};
   early_held_count_ = early_held_next_ = 0;
@@ -125,6 +154,9 @@ void Replica::Machine::adopt() {
     run_.push(r);
   }
   nudged_ms_ = now_ms_;
+}
+
+void Replica::Machine::begin_reconciling() {
   set_phase(Phase::reconciling, Reason::reconciling);
   if (is(Mutant::serve_before_reconcile)) {
     reconciled_ = successor_reconciled_ = true;
@@ -235,14 +267,15 @@ void Replica::Machine::become_reconciled() {
     notify(successor(), Notice{.type = NoticeType::invite});
     return;
   }
-  if (!first()) return;
-  // A chain of one commits what it has.
+  // The last member needs no answer from below: a chain of one commits what it has, and what was
+  // refused while there was a successor is journalled.
   for (Pending* p = order_.first(); p != nullptr;) {
     const bool oldest = ChunkPendings::prev(p) == nullptr;
-    if (oldest && p->disk == Pending::Disk::staged && !p->fallen) {
+    if (oldest && p->held && p->disk == Pending::Disk::staged && !p->fallen) {
       progress(p->chunk);
       p = order_.first();
     } else {
+      if (p->fallen && root(p->chunk) == p) advance_refusal(p->chunk);
       p = order_.next(p);
     }
   }
@@ -298,7 +331,7 @@ void Replica::Machine::serve() {
 // Says again what the neighbours haven't answered. On a new connection all pendings go again.
 void Replica::Machine::nudge(bool reconnected) {
   nudged_ms_ = now_ms_;
-  if (config_.version == ChainVersion{} || phase_ == Phase::offline || phase_ == Phase::persisting) return;
+  if (!acts() || !on_path()) return;
   if (!reconciled_) {
     for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
       if (ChunkPendings::prev(p) == nullptr && p->chunk->unreconciled) ask_fate(p->chunk);
@@ -332,9 +365,9 @@ void Replica::Machine::go_offline(Reason reason) {
   unpark();
 }
 
-// Until restart. What waits for a result waits for its deadline: its outcome is unknown.
+// Until restart, or until it is synced. What waits for a result waits for its deadline: its outcome is unknown.
 void Replica::Machine::fail(Reason reason) {
-  if (phase_ == Phase::failed) return;
+  if (poisoned()) return;
   set_phase(Phase::failed, reason);
   unpark();
 }
@@ -350,6 +383,9 @@ ReplicaStatus Replica::Machine::status() const {
   s.my_index = my_index_;
   s.pendings = pending_count_;
   s.waiting = static_cast<uint32_t>(request_pool_.used());
+  const bool acting = phase_ != Phase::offline && phase_ != Phase::failed && path_count_ > 0;
+  if (acting && on_path()) s.state = MemberState::serving;
+  if (acting && !on_path()) s.state = MemberState::syncing;
   return s;
 }
 
