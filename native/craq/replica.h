@@ -261,16 +261,19 @@ struct Copy {
   bool background = true;
 };
 
-// Make (version, facts, payload) the committed state of the chunk, whatever was there; its pending versions
-// are dropped without a trace. A length of 0 has no payload. `only_over`: nothing is changed
-// (condition_failed) unless the committed version is exactly this one (a repair). Durable on completion: ok,
-// no_space, bad_checksum, condition_failed, io_error.
+// Make (version, facts, payload) the committed state of the chunk. A length of 0 has no payload. Without
+// `only_over` (recovery): whatever was there, and the chunk's pending versions are dropped without a trace.
+// With it (a repair of a member that serves): nothing is changed (condition_failed) unless the committed
+// version is exactly this one, and pending versions stay, since they have been acknowledged as held.
+// It takes its turn behind stages of the chunk that are under way. `background` as with Copy: false where a
+// client waits for it. Durable on completion: ok, no_space, bad_checksum, condition_failed, io_error.
 struct Install {
   OpId op = 0;
   ChunkKey key;
   ChunkFacts chunk;
   BufferRef payload;
   Version only_over;
+  bool background = true;
 };
 
 // The chunk and its pending versions cease to exist. Durable on completion.
@@ -338,6 +341,16 @@ enum class Mutant : uint8_t {
   forget_refusals,
   forget_retries_on_restart,
   commit_unknown_pendings,
+  early_promotion = 30,   // recovery: done as soon as all ranges have been asked about
+  no_wait_in_step,        // commits don't wait for the syncing member
+  ignore_sync_numbers,    // it takes late and repeated transfers again
+  forget_backlog,         // what changes behind the cursor isn't sent
+  no_retry_copy,          // the retry table isn't copied
+  no_erase,               // chunks that only the syncing member has stay
+  spread_corruption,      // payloads that failed their checksums are sent and installed
+  repair_any_version,     // a repair is installed whatever is committed by now
+  trust_old_attempts,     // messages of an earlier attempt take effect
+  no_epoch_copy,          // the space epochs aren't copied
 };
 
 struct Options {
