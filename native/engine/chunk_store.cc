@@ -11,11 +11,22 @@ namespace ffs::engine {
 
 // ------------------------------------------------------------------------------ look-ups
 
-int ChunkStore::Impl::target_index(TargetId target) const {
+int ChunkStore::Impl::slot_of_target(TargetId target) const {
   for (size_t i = 0; i < identity.targets.size(); i++) {
     if (identity.targets[i] == target) return static_cast<int>(i);
   }
   return -1;
+}
+
+int ChunkStore::Impl::target_index(TargetId target) const {
+  int index = slot_of_target(target);
+  return index >= 0 && releasing[static_cast<size_t>(index)] ? -1 : index;
+}
+
+void ChunkStore::Impl::fail_target(StoreOp* op, TargetId target) {
+  if (op == nullptr) return;
+  if (slot_of_target(target) >= 0) return fail_later(op, EBUSY, "the target is being released");
+  fail_later(op, EINVAL, "no such target on this device");
 }
 
 void ChunkStore::Impl::fill_info(uint32_t chunk, ChunkInfo* info) const {
@@ -114,13 +125,14 @@ void ChunkStore::refuse(TargetId target, const ChunkKey& key, const Version& ver
   Impl& s = *impl_;
   int index = s.target_index(target);
   op->store_kind = kPlainOp;
-  if (index < 0 || code == 0) return s.fail_later(op, EINVAL, "no such target, or a refusal without a code");
+  if (index < 0) return s.fail_target(op, target);
+  if (code == 0) return s.fail_later(op, EINVAL, "a refusal without a code");
   if (s.poisoned) return s.fail_later(op, EIO, "the store is poisoned by a failed journal write: restart it");
   if (!s.table_room(op)) return;
   if (OpList* queue = s.busy.find({static_cast<uint16_t>(index), key})) {
     for (StoreOp* other = queue->head; other != nullptr; other = other->next) {
       auto stage_op = static_cast<StageOp*>(other);
-      if (stage_op->version == version) stage_op->p.refused = true;
+      if (stage_op->p.mode == kUpdateMode && stage_op->version == version) stage_op->p.refused = true;
     }
   }
   RefuseRecord record{key,  version, identity.client.value, identity.sequence, identity.channel, chain.value,
@@ -153,12 +165,12 @@ void ChunkStore::retry_set(TargetId target, ClientId client, ChainId chain, uint
   Impl& s = *impl_;
   int index = s.target_index(target);
   if (op != nullptr) op->store_kind = kPlainOp;
-  const char* what = index < 0 ? "no such target on this device" : nullptr;
-  if (what == nullptr && !s.table_room(op)) return;
-  if (what != nullptr) {
-    if (op != nullptr) s.fail_later(op, EINVAL, what);
+  if (index < 0) return s.fail_target(op, target);
+  if (client.value == 0) {
+    if (op != nullptr) s.fail_later(op, EINVAL, "a retry entry of no client");
     return;
   }
+  if (!s.table_room(op)) return;
   RetryRecord record{entry.key, entry.version, client.value, entry.sequence,
                      channel,   chain.value,   entry.error,  static_cast<uint8_t>(entry.state),
                      {}};
@@ -183,10 +195,7 @@ void ChunkStore::set_space_epoch(TargetId target, uint64_t space, const SpaceEpo
   Impl& s = *impl_;
   int index = s.target_index(target);
   if (op != nullptr) op->store_kind = kPlainOp;
-  if (index < 0) {
-    if (op != nullptr) s.fail_later(op, EINVAL, "no such target on this device");
-    return;
-  }
+  if (index < 0) return s.fail_target(op, target);
   if (!s.table_room(op)) return;
   SpaceEpochRecord record{space, epoch.least_epoch, epoch.expiry_ms};
   s.append_simple(RecordType::space_epoch, static_cast<uint16_t>(index), record);
@@ -205,10 +214,7 @@ void ChunkStore::expire_space_epochs(TargetId target, uint64_t manager_ms, Store
   Impl& s = *impl_;
   int index = s.target_index(target);
   if (op != nullptr) op->store_kind = kPlainOp;
-  if (index < 0) {
-    if (op != nullptr) s.fail_later(op, EINVAL, "no such target on this device");
-    return;
-  }
+  if (index < 0) return s.fail_target(op, target);
   s.append_simple(RecordType::expire_spaces, static_cast<uint16_t>(index), ExpireSpacesRecord{manager_ms});
   s.state->expire_spaces(static_cast<uint16_t>(index), manager_ms);
   s.when_durable(op);
@@ -218,8 +224,9 @@ void ChunkStore::set_chain_state(TargetId target, std::span<const uint8_t> bytes
   Impl& s = *impl_;
   int index = s.target_index(target);
   if (op != nullptr) op->store_kind = kPlainOp;
-  if (index < 0 || bytes.size() > kMaxChainStateBytes) {
-    if (op != nullptr) s.fail_later(op, EINVAL, "no such target, or a chain state of more than 4096 bytes");
+  if (index < 0) return s.fail_target(op, target);
+  if (bytes.size() > kMaxChainStateBytes) {
+    if (op != nullptr) s.fail_later(op, EINVAL, "a chain state of more than 4096 bytes");
     return;
   }
   if (!s.table_room(op)) return;
@@ -347,7 +354,7 @@ const DeviceIdentity& ChunkStore::identity() const {
   return impl_->identity;
 }
 bool ChunkStore::has_target(TargetId target) const {
-  return impl_->target_index(target) >= 0;
+  return impl_->slot_of_target(target) >= 0;
 }
 
 Capacity ChunkStore::capacity() const {
@@ -357,7 +364,7 @@ Capacity ChunkStore::capacity() const {
 }
 
 TargetUsage ChunkStore::usage(TargetId target) const {
-  int index = impl_->target_index(target);
+  int index = impl_->slot_of_target(target);
   return index >= 0 ? impl_->state->usage[static_cast<size_t>(index)] : TargetUsage{};
 }
 

@@ -237,6 +237,10 @@ struct StageOp : StoreOp {
     bool holds_base = false;
     bool base_is_removal = false;
     bool refused = false;  // by refuse(), before its record was queued
+    bool dropped = false;  // with its target's pendings, or its target
+    uint8_t mode = 0;      // what goes through the queue of a chunk: update, install, erase
+    uint64_t ticket = 0;   // in the order of the calls
+    Version only_over;     // install
     bool reading = false;
     uint8_t in_flight = 0;
     uint16_t target_index = 0;
@@ -323,6 +327,7 @@ struct OpenOptions {
   size_t scratch_bytes = 64u << 20;  // the store's own buffers: journal, snapshots, bounces
   size_t overlay_bytes = 16u << 20;  // small updates that wait to be applied in place
   uint32_t max_apply_in_flight = 8;
+  uint32_t release_step_chunks = 128;  // of release_target(), in one pass: well under a millisecond
 };
 
 // Canary mutants, for the crash tests only: each takes one rule out (docs/style.md, Mutants).

@@ -25,7 +25,8 @@ constexpr uint32_t kSnapshotMagic = 0x31534646;  // "FFS1"
 
 // Feature bits known to this program. An unknown incompat bit refuses the device, an unknown
 // ro_compat bit refuses writing (so opening), an unknown compat bit is ignored and kept.
-constexpr uint64_t kKnownIncompat = 0;
+constexpr uint64_t kIncompatTransfers = 1;  // the journal may hold record types 10 to 13
+constexpr uint64_t kKnownIncompat = kIncompatTransfers;
 constexpr uint64_t kKnownReadOnlyCompat = 0;
 
 constexpr uint32_t kNoArea = 0xffffffff;
@@ -104,6 +105,10 @@ enum class RecordType : uint8_t {
   expire_spaces = 7,
   chain_state = 8,
   opened = 9,
+  install = 10,  // laid out like stage
+  erase = 11,
+  reset_target = 12,
+  release_target = 13,
   chunk = 16,    // snapshots only: a committed version
   pending = 17,  // snapshots only: laid out like stage
 };
@@ -160,6 +165,7 @@ struct StageRecord {
 };
 static_assert(sizeof(StageRecord) == 152);
 constexpr uint8_t kStageCommitNow = 1;
+constexpr uint8_t kInstallKeepsPendings = 2;  // those above its version
 
 struct DiskOverlay {
   uint32_t first_block;  // 4 KiB blocks of the chunk
@@ -197,6 +203,17 @@ struct RetryRecord {
   uint8_t reserved[3];
 };
 static_assert(sizeof(RetryRecord) == 72);
+
+struct EraseRecord {
+  ChunkKey key;
+};
+static_assert(sizeof(EraseRecord) == 24);
+
+// Of reset_target and release_target; the target stands in the header.
+struct TargetRecord {
+  uint64_t reserved;
+};
+static_assert(sizeof(TargetRecord) == 8);
 
 struct FenceRecord {
   uint64_t client;

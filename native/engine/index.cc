@@ -126,6 +126,7 @@ Live& Index::live(uint32_t number) {
     Live& live = lives_[chunk.live];
     live.pendings.clear();  // keeps its room
     live.applying = live.apply_queued = false;
+    live.chunk = number;
   }
   return lives_[chunk.live];
 }
@@ -135,6 +136,7 @@ void Index::drop_live_if_idle(uint32_t number) {
   if (chunk.live == 0) return;
   const Live& live = lives_[chunk.live];
   if (!live.pendings.empty() || live.applying || live.apply_queued) return;
+  lives_[chunk.live].chunk = 0;
   lives_.remove(chunk.live);
   chunk.live = 0;
 }

@@ -30,6 +30,7 @@ class Arena {
   void remove(uint32_t index) { free_.push_back(index); }
   T& operator[](uint32_t index) { return pages_[index / kPageItems][index % kPageItems]; }
   const T& operator[](uint32_t index) const { return pages_[index / kPageItems][index % kPageItems]; }
+  uint32_t end() const { return used_; }  // above every number ever given out
   uint32_t live() const { return used_ - 1 - static_cast<uint32_t>(free_.size()); }
 
   Arena() {
@@ -115,6 +116,7 @@ struct Live {
   bool applying = false;          // its overlays are being written in place
   bool apply_queued = false;
   uint64_t apply_block = 0;  // the journal block that must be flushed first
+  uint32_t chunk = 0;        // whose it is; 0: nobody's
 };
 
 struct Chunk {
@@ -149,6 +151,13 @@ class Index {
   Live* live_if(uint32_t chunk) { return chunks_[chunk].live ? &lives_[chunks_[chunk].live] : nullptr; }
   const Live* live_if(uint32_t chunk) const { return const_cast<Index*>(this)->live_if(chunk); }
   void drop_live_if_idle(uint32_t chunk);
+  // f(chunk) for every chunk with activity, in no order. f may drop the activity of that chunk.
+  template <typename F>
+  void each_live(F f) {
+    for (uint32_t i = 1; i < lives_.end(); i++) {
+      if (lives_[i].chunk != 0) f(lives_[i].chunk);
+    }
+  }
 
   SumArena sums;
   Arena<Overlay, 256> overlays;

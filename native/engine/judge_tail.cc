@@ -59,13 +59,25 @@ Status Recovery::try_state(const OrderedKey& key, const std::vector<uint8_t>& sa
   OrderedKey ignored;
   while (next_record(reader, &record)) FFS_TRY_STATUS(apply_snapshot_record(record, &ignored));
   std::vector<NumberedRetry> changes;
+  auto is_reset = [&](size_t i) { return about_target(view_of(records[i])); };
+  auto drop_pendings = [&] {
+    if (uint32_t chunk = state.index.find(key.first, key.second)) state.drop_pendings(chunk);
+  };
   for (size_t i = 0; i < count; i++) {
+    if (is_reset(i)) {
+      drop_pendings();
+      continue;
+    }
     std::vector<RetryChange> of_record;
     state.deferred_retry = &of_record;
     Status applied = apply(view_of(records[i]));
     state.deferred_retry = nullptr;
     FFS_TRY_STATUS(applied);
     for (const RetryChange& change : of_record) changes.push_back({records[i].number, change});
+  }
+  // A reset of the target stays, whatever becomes of the data before it.
+  for (size_t i = count; i < records.size(); i++) {
+    if (is_reset(i)) drop_pendings();
   }
   *right = true;
   if (count > 0 && !s_.mutants.replay_without_verification) {
@@ -84,12 +96,13 @@ Result<bool> Recovery::versions_are_right(const OrderedKey& key, const std::vect
   for (size_t i = 0; i < count; i++) {
     StageView view;
     RecordView record = view_of(records[i]);
-    if (record.header.type != static_cast<uint8_t>(RecordType::stage) || !decode_stage(record, &view))
-      continue;
+    auto type = static_cast<RecordType>(record.header.type);
+    const bool install = type == RecordType::install;  // all of it is its own
+    if ((!install && type != RecordType::stage) || !decode_stage(record, &view)) continue;
     Granules own;
     for (uint32_t g = 0; g < view.fixed.changed_granules; g++) own.set(view.fixed.first_changed + g);
     auto base = written.find(view.fixed.base);
-    if (base != written.end()) own |= base->second;
+    if (!install && base != written.end()) own |= base->second;
     written[view.fixed.image.version] = own;
   }
   State& state = *s_.state;

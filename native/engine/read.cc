@@ -55,9 +55,9 @@ void ChunkStore::Impl::read(ReadOp* op) {
   p.overlay = 0;
   p.scratch = nullptr;
   p.in_flight = 0;
+  if (slot_of_target(op->target) < 0) return fail_later(op, EINVAL, "no such target on this device");
   int index = target_index(op->target);
-  if (index < 0) return fail_later(op, EINVAL, "no such target on this device");
-  uint32_t chunk = state->index.find(static_cast<uint16_t>(index), op->key);
+  uint32_t chunk = index >= 0 ? state->index.find(static_cast<uint16_t>(index), op->key) : 0;
   const Image* image = chunk != 0 ? choose_image(*op, chunk, &op->pending) : nullptr;
   if (image == nullptr || image->kind == UpdateKind::remove)
     return fail_later(op, ENOENT, "no such chunk or version");

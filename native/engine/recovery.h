@@ -52,11 +52,24 @@ inline RecordView view_of(const TailRecord& record) {
   return view;
 }
 
+inline bool about_target(const RecordView& record) {
+  auto type = static_cast<RecordType>(record.header.type);
+  return type == RecordType::reset_target || type == RecordType::release_target;
+}
+
 inline bool about_chunk(uint8_t type, const RecordView& record, OrderedKey* key) {
-  if (type < 1 || type > 3) return false;
-  key->first = record.header.target;
-  key->second = record.body().key();  // all three begin with it
-  return true;
+  switch (static_cast<RecordType>(type)) {
+    case RecordType::stage:
+    case RecordType::commit:
+    case RecordType::refuse:
+    case RecordType::install:
+    case RecordType::erase:
+      key->first = record.header.target;
+      key->second = record.body().key();  // all begin with it
+      return true;
+    default:
+      return false;
+  }
 }
 
 class Recovery {
@@ -80,7 +93,11 @@ class Recovery {
   Status apply_snapshot_record(const RecordView& record, OrderedKey* last);
   Status apply(const RecordView& record);
   Status apply_table(const RecordView& record);
+  Status apply_about_chunk(const RecordView& record, const OrderedKey& key);
+  void apply_to_target(const RecordView& record, uint64_t number, bool in_tail);
+  uint64_t cover_of(const OrderedKey& key) const;
   bool covered(const RecordView& record, uint64_t number) const;
+  Status collect_tail(const RecordView& record, uint64_t number);
   Status judge_chunk(const OrderedKey& key, const std::vector<TailRecord>& records);
   Status try_state(const OrderedKey& key, const std::vector<uint8_t>& saved,
                    const std::vector<TailRecord>& records, size_t count, bool* right);

@@ -89,13 +89,20 @@ Status Recovery::load_snapshot() {
   return ok_status();
 }
 
-// Whether the snapshot shows the record's effect already.
-bool Recovery::covered(const RecordView& record, uint64_t number) const {
-  OrderedKey key;
-  if (!about_chunk(record.header.type, record, &key)) return number <= tables_number_;
+// The last record whose effect on this chunk the snapshot shows.
+uint64_t Recovery::cover_of(const OrderedKey& key) const {
   auto cover = std::lower_bound(covers_.begin(), covers_.end(), key,
                                 [](const Cover& c, const OrderedKey& k) { return !c.to_end && c.last < k; });
-  return cover != covers_.end() && number <= cover->number;
+  return cover != covers_.end() ? cover->number : 0;
+}
+
+// Whether the snapshot shows all of the record's effect already.
+bool Recovery::covered(const RecordView& record, uint64_t number) const {
+  OrderedKey key;
+  if (about_chunk(record.header.type, record, &key)) return number <= cover_of(key);
+  // What a record about a target does to each chunk is judged chunk by chunk. Tables come last.
+  if (about_target(record)) return false;
+  return number <= tables_number_;
 }
 
 // ------------------------------------------------------------------------------ the journal's blocks
@@ -217,6 +224,17 @@ Status Recovery::apply_table(const RecordView& record) {
       state.set_chain_state(target, bytes);
       return ok_status();
     }
+    case RecordType::reset_target:
+    case RecordType::release_target: {  // of the tables; the chunks: apply_to_target
+      TargetRecord fixed;
+      if (!fixed_part(record, &fixed, &after)) return damaged();
+      if (type == RecordType::reset_target) {
+        state.drop_retry(target);
+      } else {
+        state.drop_tables(target);
+      }
+      return ok_status();
+    }
     case RecordType::opened:
       return ok_status();
     default:
@@ -225,20 +243,31 @@ Status Recovery::apply_table(const RecordView& record) {
 }
 
 Status Recovery::apply(const RecordView& record) {
-  State& state = *s_.state;
-  uint16_t target = record.header.target;
   OrderedKey key;
-  if (!about_chunk(record.header.type, record, &key)) return apply_table(record);
+  return about_chunk(record.header.type, record, &key) ? apply_about_chunk(record, key) : apply_table(record);
+}
+
+Status Recovery::apply_about_chunk(const RecordView& record, const OrderedKey& key) {
+  State& state = *s_.state;
+  auto [target, chunk_key] = key;
+  auto type = static_cast<RecordType>(record.header.type);
   const char* wrong = "a record doesn't parse";
   Reader after(nullptr, 0);
   if (target >= super_.target_count) {
     wrong = "a record of no target";
-  } else if (record.header.type == static_cast<uint8_t>(RecordType::stage)) {
+  } else if (type == RecordType::stage) {
     StageView view;
     if (decode_stage(record, &view)) {
       wrong = state.stage(target, view.fixed, view.sums, copy_overlays(view.overlays, view.overlay_count));
     }
-  } else if (record.header.type == static_cast<uint8_t>(RecordType::commit)) {
+  } else if (type == RecordType::install) {
+    StageView view;
+    if (decode_stage(record, &view) && view.overlay_count == 0)
+      wrong = state.install(target, view.fixed, view.sums);
+  } else if (type == RecordType::erase) {
+    EraseRecord fixed;
+    if (fixed_part(record, &fixed, &after)) state.erase(target, chunk_key), wrong = nullptr;
+  } else if (type == RecordType::commit) {
     CommitRecord fixed;
     if (fixed_part(record, &fixed, &after)) wrong = state.commit(target, fixed.key, fixed.version);
   } else {
@@ -247,6 +276,53 @@ Status Recovery::apply(const RecordView& record) {
   }
   if (wrong == nullptr) return ok_status();
   return open_error(EBADMSG, "the journal is damaged", "%s", wrong);
+}
+
+// What a record about a target does to its chunks. In the tail a release leaves nothing to judge; a reset
+// is judged with the other records of the chunks that have some there (judge_tail.cc).
+void Recovery::apply_to_target(const RecordView& record, uint64_t number, bool in_tail) {
+  State& state = *s_.state;
+  const uint16_t target = record.header.target;
+  const bool release = record.header.type == static_cast<uint8_t>(RecordType::release_target);
+  auto from = tail_.lower_bound({target, ChunkKey{}});
+  auto to = target == UINT16_MAX ? tail_.end() : tail_.lower_bound({static_cast<uint16_t>(target + 1), {}});
+  if (in_tail && release) tail_.erase(from, to);
+  if (in_tail && !release) {
+    for (auto at = from; at != to; ++at)
+      at->second.push_back({number, {record.bytes.begin(), record.bytes.end()}});
+  }
+  if (!release) {
+    state.index.each_live([&](uint32_t chunk) {
+      const Chunk& c = state.index[chunk];
+      const OrderedKey key{c.target, c.key};
+      if (c.target != target || cover_of(key) >= number) return;
+      if (!in_tail || !tail_.contains(key)) state.drop_pendings(chunk);
+    });
+    return;
+  }
+  ChunkKey at{};
+  for (bool strictly = false;; strictly = true) {
+    const uint32_t chunk = state.index.lower_bound(target, at, strictly);
+    if (chunk == 0 || state.index[chunk].target != target) return;
+    at = state.index[chunk].key;
+    if (cover_of({target, at}) < number) state.forget_chunk(chunk);
+  }
+}
+
+Status Recovery::collect_tail(const RecordView& record, uint64_t number) {
+  OrderedKey key;
+  TailRecord tail{number, {record.bytes.begin(), record.bytes.end()}};
+  if (about_chunk(record.header.type, record, &key)) {
+    tail_[key].push_back(std::move(tail));
+    return ok_status();
+  }
+  if (about_target(record)) {
+    if (record.header.target >= super_.target_count)
+      return open_error(EBADMSG, "the journal is damaged", "a record of no target");
+    apply_to_target(record, number, true);
+  }
+  if (number > tables_number_) tail_tables_.push_back(std::move(tail));
+  return ok_status();
 }
 
 // Applies what is known to be flushed and collects the rest.
@@ -262,7 +338,9 @@ Status Recovery::replay_flushed() {
       if (block.sequence <= mark_) {
         std::vector<RetryChange> known;
         s_.state->deferred_retry = number <= tables_number_ ? &known : nullptr;
-        Status applied = apply(record);
+        const bool target_wide = about_target(record) && record.header.target < super_.target_count;
+        if (target_wide) apply_to_target(record, number, false);
+        Status applied = target_wide && number <= tables_number_ ? ok_status() : apply(record);
         s_.state->deferred_retry = nullptr;
         if (!applied.ok()) {
           std::string numbers = ChunkStore::last_open_message();
@@ -271,13 +349,7 @@ Status Recovery::replay_flushed() {
         }
         continue;
       }
-      OrderedKey key;
-      TailRecord tail{number, {record.bytes.begin(), record.bytes.end()}};
-      if (about_chunk(record.header.type, record, &key)) {
-        tail_[key].push_back(std::move(tail));
-      } else {
-        tail_tables_.push_back(std::move(tail));
-      }
+      FFS_TRY_STATUS(collect_tail(record, number));
     }
     if (!reader.ok() || count != block.record_count)
       return corrupt("a record of a block doesn't parse", block.offset);
@@ -286,6 +358,19 @@ Status Recovery::replay_flushed() {
 }
 
 // ------------------------------------------------------------------------------ all of it
+
+// A device of an earlier version: older programs won't know the records that may stand in it from now on.
+Status ChunkStore::Impl::upgrade_format() {
+  if ((super.incompat & kIncompatTransfers) != 0) return ok_status();
+  super.incompat |= kIncompatTransfers;
+  super.sequence++;
+  seal_superblock(&super);
+  std::memcpy(super_buffer, &super, sizeof super);
+  FFS_TRY_STATUS(write_now(kSuperblockOffset[super.sequence & 1], super_buffer, kBlock));
+  FFS_TRY_STATUS(sync_now());
+  identity = identity_of(super);
+  return ok_status();
+}
 
 Status ChunkStore::Impl::recover() {
   // What a dead process left in the device's cache is made durable before anything is built on it.
@@ -297,6 +382,8 @@ Status ChunkStore::Impl::recover() {
   FFS_TRY_STATUS(recovery.judge_tail());
   FFS_TRY_STATUS(recovery.rebuild_allocator());
   FFS_TRY_STATUS(apply_all_now());
+
+  FFS_TRY_STATUS(upgrade_format());
 
   incarnation = recovery.incarnation() + 1;
   Journal::Config config;

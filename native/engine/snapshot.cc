@@ -120,6 +120,12 @@ uint32_t ChunkStore::Impl::encode_chunks(uint8_t* block) {
       snap.last_encoded = true;
       break;
     }
+    if (uint16_t target = state->index[chunk].target; releasing[target]) {  // its chunks are gone
+      snap.cursor_started = false;
+      snap.cursor_target = static_cast<uint16_t>(target + 1);
+      snap.cursor_key = ChunkKey{};
+      continue;
+    }
     size_t bytes = state->chunk_record_bytes(chunk);
     if (used + bytes > kMaxBlockBytes) break;
     Writer writer(block + used, bytes);

@@ -33,7 +33,11 @@ void reset(StageOp* op) {
 
 const char* ChunkStore::Impl::stage_error(const StageOp& op, int* code) const {
   *code = EINVAL;
-  if (target_index(op.target) < 0) return "no such target on this device";
+  if (target_index(op.target) < 0) {
+    if (slot_of_target(op.target) < 0) return "no such target on this device";
+    *code = EBUSY;
+    return "the target is being released";
+  }
   if (op.version.none()) return "an update without a version";
   if (op.attributes.tag_bytes > kMaxTagBytes) return "a tag of more than 16 bytes";
   uint8_t codec = op.attributes.codec;
@@ -68,6 +72,11 @@ bool ChunkStore::Impl::fenced_client(ClientId client) const {
 }
 
 void ChunkStore::Impl::stage(StageOp* op) {
+  op->p.mode = kUpdateMode;
+  enqueue(op);
+}
+
+void ChunkStore::Impl::enqueue(StageOp* op) {
   op->store_kind = kStageKind;
   op->store = this;
   op->error = 0;
@@ -82,7 +91,8 @@ void ChunkStore::Impl::stage(StageOp* op) {
   }
   op->p.target_index = static_cast<uint16_t>(target_index(op->target));
   OpList& queue = busy[{op->p.target_index, op->key}];
-  op->p.refused = false;
+  op->p.refused = op->p.dropped = false;
+  op->p.ticket = next_ticket++;
   op->p.base_is_removal = names_removal(*op, queue);
   stages_in_flight++;
   queue.push(op);
@@ -117,6 +127,15 @@ void ChunkStore::Impl::arrive(StageOp* op) {
 }
 
 void ChunkStore::Impl::retry_waiting() {
+  // A release waits for its updates, and the first in line may wait for the slots of the release.
+  while (!releases.empty()) {
+    auto dropped = std::find_if(stage_waiters.begin(), stage_waiters.end(),
+                                [](const StageOp* op) { return op->p.dropped; });
+    if (dropped == stage_waiters.end()) break;
+    StageOp* op = *dropped;
+    stage_waiters.erase(dropped);
+    FFS_CHECK(begin_stage(op) != Begin::wait);
+  }
   while (!stage_waiters.empty()) {
     StageOp* op = stage_waiters.front();
     stage_waiters.pop_front();
@@ -138,6 +157,15 @@ void ChunkStore::Impl::retry_waiting() {
 ChunkStore::Impl::Begin ChunkStore::Impl::begin_stage(StageOp* op) {
   int code = 0;
   const char* what = nullptr;
+  if (op->p.dropped && !poisoned) {
+    end_dropped(op);
+    return Begin::started;
+  }
+  if (op->p.mode == kEraseMode && !poisoned) {
+    erase_now(op->p.target_index, op->key);
+    end_dropped(op);
+    return Begin::started;
+  }
   Begin begun = poisoned || op->p.refused ? Begin::failed : plan(op, &code, &what);
   if (begun == Begin::failed) {
     if (op->p.refused) code = ESTALE, what = "the update was refused meanwhile";
@@ -159,6 +187,12 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   auto& p = op->p;
   uint32_t chunk = state->index.find(p.target_index, op->key);
   const Image* base = nullptr;
+  bool exists;
+  if (p.mode == kInstallMode) {
+    if (!condition_holds(*op)) return failed(ECANCELED, "another version is committed than the condition names");
+    exists = chunk != 0 && !state->index[chunk].image.version.none();
+    return plan_room(op, nullptr, exists, code, what);
+  }
   if (chunk != 0) {
     Version newest = state->newest(chunk);
     if (state->find_image(chunk, op->version) != nullptr)
@@ -177,10 +211,22 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   }
   Version named;
   if (!settle_base(*op, &named)) return failed(ESTALE, "the base version is not there");
-  bool exists = base != nullptr && base->kind != UpdateKind::remove;
+  exists = base != nullptr && base->kind != UpdateKind::remove;
   if (exists && base->codec != 0 && (op->kind == UpdateKind::write || op->kind == UpdateKind::truncate)) {
     return failed(EINVAL, "an encoded chunk can only be replaced or removed");
   }
+  return plan_room(op, exists ? base : nullptr, exists, code, what);
+}
+
+// What any change needs; `base`: whose bytes count, `existing`: may use the reserve of slots.
+ChunkStore::Impl::Begin ChunkStore::Impl::plan_room(StageOp* op, const Image* base, bool existing, int* code,
+                                                    const char** what) {
+  auto failed = [&](int error, const char* text) {
+    *code = error;
+    *what = text;
+    return Begin::failed;
+  };
+  uint32_t chunk = state->index.find(op->p.target_index, op->key);
   bool adds = op->kind != UpdateKind::remove;  // a removal of nothing has its record too
   if (adds && chunk == 0 && state->index.size() >= super.max_chunks)
     return failed(ENOSPC, "the device has its max_chunks");
@@ -192,8 +238,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
     start_snapshot();
     return Begin::wait;
   }
-  choose_path(op, exists ? base : nullptr, chunk);
-  return claim_memory(op, exists, code, what);
+  choose_path(op, base, chunk);
+  return claim_memory(op, existing, code, what);
 }
 
 void ChunkStore::Impl::choose_path(StageOp* op, const Image* base, uint32_t chunk) {
@@ -297,7 +343,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, bool existin
     }
     if (p.place == 0) {
       release_stage(op);
-      if (!quarantine.empty() || dying_slots > 0) {  // room that is free after a flush or a read
+      // Room that is free after a flush, a read, or some steps.
+      if (!quarantine.empty() || dying_slots > 0 || !releases.empty()) {
         want_flush();
         return Begin::wait;
       }
@@ -334,8 +381,33 @@ void ChunkStore::Impl::plan_span(StageOp* op) {
 
 // ------------------------------------------------------------------------------ the record
 
+// The version as its record will have it.
+Image ChunkStore::Impl::image_of(StageOp* op, const Image* base) const {
+  auto& p = op->p;
+  Image image;
+  image.version = op->version;
+  image.place = p.place;
+  image.place_class = p.place == 0 ? kNoClass : p.place_class;
+  image.stored = p.stored;
+  image.logical = p.new_length;
+  image.kind = op->kind;
+  Attributes attributes = op->keep_attributes && base != nullptr ? base->attributes() : op->attributes;
+  if (op->kind == UpdateKind::replace) attributes.codec = op->attributes.codec;
+  image.expiry_ms = attributes.expiry_ms;
+  image.flags = attributes.flags;
+  image.role = attributes.role;
+  image.codec = attributes.codec;
+  image.tag_bytes = attributes.tag_bytes;
+  image.tag = attributes.tag;
+  if (op->kind == UpdateKind::remove) image.codec = 0;
+  if (p.path == kRebuild || p.path == kFresh) p.first_changed = 0, p.end_changed = image.granules();
+  return image;
+}
+
 void ChunkStore::Impl::prepared(StageOp* op) {
   auto& p = op->p;
+  if (p.dropped && !poisoned) return end_dropped(op);
+  if (p.mode == kInstallMode && !poisoned) return install_prepared(op);
   uint32_t chunk = state->index.find(p.target_index, op->key);
   const Image* base = chunk != 0 ? state->find_image(chunk, op->base) : nullptr;
   if (poisoned) {
@@ -355,28 +427,10 @@ void ChunkStore::Impl::prepared(StageOp* op) {
     abandon(op, ENOSPC, "the device has its max_chunks");
     return;
   }
-  Image image;
-  image.version = op->version;
-  image.place = p.place;
-  image.place_class = p.place == 0 ? kNoClass : p.place_class;
-  image.stored = p.stored;
-  image.logical = p.new_length;
-  image.kind = op->kind;
-  Attributes attributes = op->keep_attributes && base != nullptr ? base->attributes() : op->attributes;
-  if (op->kind == UpdateKind::replace) attributes.codec = op->attributes.codec;
-  image.expiry_ms = attributes.expiry_ms;
-  image.flags = attributes.flags;
-  image.role = attributes.role;
-  image.codec = attributes.codec;
-  image.tag_bytes = attributes.tag_bytes;
-  image.tag = attributes.tag;
-  if (op->kind == UpdateKind::remove) image.codec = 0;
-  if (p.path == kRebuild || p.path == kFresh) p.first_changed = 0, p.end_changed = image.granules();
-
   StageRecord record{};
   record.key = op->key;
   record.base = named;
-  record.image = to_disk(image);
+  record.image = to_disk(image_of(op, base));
   record.client = op->identity.client.value;
   record.sequence = op->identity.sequence;
   record.channel = op->identity.channel;
@@ -448,7 +502,8 @@ void ChunkStore::Impl::leave_busy(StageOp* op) {
   } else {
     stage_waiters.push_back(static_cast<StageOp*>(queue->head));
   }
-  if (!stage_waiters.empty() || !read_waiters.empty()) schedule_pump();
+  if (!reset_waits.empty()) end_resets();
+  if (!stage_waiters.empty() || !read_waiters.empty() || !releases.empty()) schedule_pump();
 }
 
 }  // namespace ffs::engine

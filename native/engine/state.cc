@@ -331,6 +331,56 @@ const char* State::refuse(uint16_t target, const RefuseRecord& record) {
   return nullptr;
 }
 
+// The version may be any, the one that is there as well: it comes from a replica that knows better.
+const char* State::install(uint16_t target, const StageRecord& record, std::span<const uint32_t> sums) {
+  Image image;
+  if (!from_disk(record.image, &image)) return "an installed version contradicts itself";
+  if (image.kind != UpdateKind::replace || record.first_changed != 0 || sums.size() != image.granules())
+    return "an installed version isn't whole";
+  uint32_t chunk = index.find(target, record.key);
+  if (chunk == 0) chunk = index.insert(target, record.key);
+  {
+    Accounting accounting(*this, chunk);
+    if (Live* live = index.live_if(chunk)) {
+      const bool keeps = (record.flags & kInstallKeepsPendings) != 0;
+      auto& pendings = live->pendings;
+      size_t dropped = 0;
+      for (; dropped < pendings.size(); dropped++) {
+        if (keeps && pendings[dropped].image.version > image.version) break;
+        drop_image(chunk, pendings[dropped].image);
+      }
+      pendings.erase(pendings.begin(), pendings.begin() + static_cast<ptrdiff_t>(dropped));
+    }
+    if (!index[chunk].image.version.none()) drop_image(chunk, index[chunk].image);
+    if (unknown_.size() != 0) unknown_.erase(chunk);
+    image.sums = index.sums.add(image.granules());
+    if (!sums.empty())
+      std::memcpy(index.sums.at(image.sums, image.granules()), sums.data(), sums.size_bytes());
+    raise_high(image, {});
+    index[chunk].image = image;
+    account_place(chunk, index[chunk].image);
+  }
+  index.drop_live_if_idle(chunk);
+  return nullptr;
+}
+
+void State::erase(uint16_t target, const ChunkKey& key) {
+  if (uint32_t chunk = index.find(target, key)) forget_chunk(chunk);
+}
+
+void State::drop_pendings(uint32_t chunk) {
+  Live* live = index.live_if(chunk);
+  if (live == nullptr || live->pendings.empty()) return;
+  {
+    Accounting accounting(*this, chunk);
+    while (!live->pendings.empty()) {
+      drop_image(chunk, live->pendings.back().image);
+      live->pendings.pop_back();
+    }
+  }
+  erase_if_empty(chunk);
+}
+
 void State::forget_chunk(uint32_t chunk) {
   {
     Accounting accounting(*this, chunk);
@@ -341,6 +391,7 @@ void State::forget_chunk(uint32_t chunk) {
       }
     }
     if (!index[chunk].image.version.none()) drop_image(chunk, index[chunk].image);
+    if (unknown_.size() != 0) unknown_.erase(chunk);
   }
   erase_if_empty(chunk);
 }
@@ -450,7 +501,7 @@ void State::encode_chunk_and_pendings(uint32_t chunk, Writer& writer, uint32_t* 
 // ------------------------------------------------------------------------------ tables
 
 void State::set_retry(const RetryKey& key, const RetryEntry& entry) {
-  if (fenced.find(key.client.value) != nullptr) return;
+  if (key.client == kNobody || fenced.find(key.client.value) != nullptr) return;
   RetryEntry* known = retry.find(key);
   if (known == nullptr) {
     table_bytes_ += simple_bytes<RetryRecord>();
@@ -496,6 +547,21 @@ void State::set_chain_state(uint16_t target, std::span<const uint8_t> state) {
   if (!own.empty()) table_bytes_ -= chain_state_bytes(own.size());
   own.assign(state.begin(), state.end());
   if (!own.empty()) table_bytes_ += chain_state_bytes(own.size());
+}
+
+
+void State::drop_retry(uint16_t target) {
+  size_t before = retry.size();
+  retry.erase_if([&](const RetryKey& key, const RetryEntry&) { return key.target == target; });
+  table_bytes_ -= (before - retry.size()) * simple_bytes<RetryRecord>();
+}
+
+void State::drop_tables(uint16_t target) {
+  drop_retry(target);
+  size_t before = spaces.size();
+  spaces.erase_if([&](const SpaceKey& key, const SpaceEpoch&) { return key.target == target; });
+  table_bytes_ -= (before - spaces.size()) * simple_bytes<SpaceEpochRecord>();
+  set_chain_state(target, {});
 }
 
 }  // namespace ffs::engine

@@ -66,6 +66,9 @@ class State {
                     std::span<const OverlayView> overlays);
   const char* commit(uint16_t target, const ChunkKey& key, const Version& version);
   const char* refuse(uint16_t target, const RefuseRecord& record);
+  const char* install(uint16_t target, const StageRecord& record, std::span<const uint32_t> sums);
+  void erase(uint16_t target, const ChunkKey& key);
+  void drop_pendings(uint32_t chunk);  // the chunk may be gone afterwards
   // Snapshot records; the chunk first, its pendings after it.
   const char* restore_chunk(uint16_t target, const ChunkView& view, std::span<const OverlayView> overlays);
   const char* restore_pending(uint16_t target, const StageView& view, std::span<const OverlayView> overlays);
@@ -76,6 +79,8 @@ class State {
   void set_space(uint16_t target, uint64_t space, const SpaceEpoch& epoch);
   void expire_spaces(uint16_t target, uint64_t manager_ms);
   void set_chain_state(uint16_t target, std::span<const uint8_t> state);
+  void drop_retry(uint16_t target);
+  void drop_tables(uint16_t target);  // retry entries, space epochs, chain state
 
   // --- writing out.
   // The newest-first chain from `overlay` down to `until` (excluded), oldest first.

@@ -57,6 +57,7 @@ void ChunkStore::Impl::pump() {
   pump_scheduled = false;
   if (closing) return;
   StepTimer timer(counters);
+  step_release();
   retry_waiting();
   pump_apply();
   if (flush_wanted && !journal->busy() && !poisoned) {
@@ -192,7 +193,7 @@ void ChunkStore::Impl::tick(uint64_t now) {
 
 bool ChunkStore::Impl::idle() const {
   return stages_in_flight == 0 && reads_in_flight == 0 && durable_waiters.empty() && ops_deferred == 0 &&
-         !journal->busy() && applying == 0 && !snap.active && !pump_scheduled;
+         !journal->busy() && applying == 0 && releases.empty() && !snap.active && !pump_scheduled;
 }
 
 }  // namespace ffs::engine

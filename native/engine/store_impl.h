@@ -3,6 +3,7 @@
 //   replay.cc, judge_tail.cc recovery                   stage.cc, stage_io.cc   updates
 //   read.cc         reads                               apply.cc         overlays into their slots
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
+//   install.cc      whole versions put in and taken out  release.cc      targets emptied
 #pragma once
 
 #include <ctime>
@@ -28,6 +29,7 @@ Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_
 DeviceIdentity identity_of(const Superblock& super);
 void seal_superblock(Superblock* super);
 
+enum QueueMode : uint8_t { kUpdateMode = 0, kInstallMode = 1, kEraseMode = 2 };
 enum OpKindOfStore : uint8_t { kPlainOp = 0, kStageKind = 1, kReadKind = 2 };
 
 // A first-in first-out list of ops through StoreOp::next.
@@ -88,10 +90,13 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   // --- opening and closing (store_open.cc, replay.cc)
   Status start(uint64_t device_bytes);
   Status recover();
+  Status upgrade_format();
   Status close();
 
   // --- small things (chunk_store.cc)
-  int target_index(TargetId target) const;  // -1: not here
+  int target_index(TargetId target) const;  // -1: not here, or being released
+  int slot_of_target(TargetId target) const;  // -1: not here
+  void fail_target(StoreOp* op, TargetId target);  // why target_index is -1; op may be null
   void fill_info(uint32_t chunk, ChunkInfo* info) const;
   bool last_at_or_before(TargetId target, ChunkKey from, ChunkInfo* info) const;
   void fill_pending(const Pending& pending, PendingInfo* info) const;
@@ -138,6 +143,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   // --- updates (stage.cc)
   enum class Begin { started, wait, failed };
   void stage(StageOp* op);
+  void enqueue(StageOp* op);  // its turn among the updates of the chunk
   const char* stage_error(const StageOp& op, int* code) const;
   Begin begin_stage(StageOp* op);
   bool fenced_client(ClientId client) const;
@@ -145,6 +151,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool names_removal(const StageOp& op, const OpList& before) const;
   bool settle_base(const StageOp& op, Version* base) const;
   Begin plan(StageOp* op, int* code, const char** what);
+  Begin plan_room(StageOp* op, const Image* base, bool existing, int* code, const char** what);
   void choose_path(StageOp* op, const Image* base, uint32_t chunk);
   void plan_span(StageOp* op);
   Begin claim_memory(StageOp* op, bool existing, int* code, const char** what);
@@ -159,11 +166,38 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void next_piece(StageOp* op);
   void fill_piece(StageOp* op);
   void stage_io_done(StageOp* op, int32_t result);
+  Image image_of(StageOp* op, const Image* base) const;
   void prepared(StageOp* op);
   void abandon(StageOp* op, int error, const char* what);
   void release_stage(StageOp* op);
   void leave_busy(StageOp* op);
   void retry_waiting();
+
+  // --- whole versions (install.cc)
+  struct EraseWork;
+  bool condition_holds(const StageOp& op) const;
+  void install_prepared(StageOp* op);
+  void erase(uint16_t target, const ChunkKey& key, StoreOp* op);
+  void erase_now(uint16_t target, const ChunkKey& key);
+  void end_dropped(StageOp* op);
+
+  // --- targets (release.cc)
+  struct ResetWait {
+    StoreOp* op;
+    uint16_t target;
+    uint64_t ticket;  // updates called before this one
+  };
+  struct ReleaseJob {
+    uint16_t target = 0;
+    bool started = false;
+    ChunkKey cursor;  // the last chunk that was dropped, once started
+    std::vector<StoreOp*> waiters;
+  };
+  void reset_target(uint16_t target, StoreOp* op);
+  void release_target(uint16_t target, StoreOp* op);
+  bool updates_on_the_way(uint16_t target, uint64_t before_ticket) const;
+  void end_resets();
+  void step_release();
 
   // --- reads (read.cc)
   void read(ReadOp* op);
@@ -264,6 +298,10 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   OpList read_waiters;                 // for scratch memory
   std::deque<uint32_t> apply_queue;    // chunks
   std::vector<ApplyJob*> apply_waiting_sync;
+  std::vector<ResetWait> reset_waits;
+  std::vector<ReleaseJob> releases;
+  std::vector<bool> releasing;  // by target index
+  uint64_t next_ticket = 1;
   uint32_t applying = 0;
   SnapshotWriter snap;
   uint8_t* super_buffer = nullptr;

@@ -104,6 +104,7 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
   FFS_TRY(scratch, io::BufferPool::create(&io, memory));
   memory.arena_bytes = options.overlay_bytes;
   FFS_TRY(overlay_pool, io::BufferPool::create(&io, memory));
+  releasing.resize(super.target_count);
   state = std::make_unique<State>(super.max_chunks, super.target_count, this);
   allocator = std::make_unique<Allocator>(super.data_offset, super.slab_count);
   return recover();
