@@ -96,6 +96,9 @@ int ffs_client_create(const ffs_client_options* options, ffs_client** out) {
   if (given.try_timeout_ms != 0) o.try_timeout_ms = given.try_timeout_ms;
   if (given.inflight_bytes != 0) o.inflight_bytes = given.inflight_bytes;
   if (given.tcp_congestion != nullptr) o.congestion = given.tcp_congestion;
+  if (given.unavailable_timeout_ms != 0) o.unavailable_timeout_ms = given.unavailable_timeout_ms;
+  if (given.hedge_percent != 0) o.hedge_percent = given.hedge_percent > 100 ? 0 : given.hedge_percent;
+  o.hedge_after_ms = given.hedge_after_ms;
   o.checksums = given.checksum == 0;
   auto host = ffs::net::host_id();
   if (!host.ok()) return fail(host.error(), "client");
@@ -128,6 +131,7 @@ int ffs_client_add_capability(ffs_client* client, const void* bytes, uint32_t le
 int ffs_client_renew_capability(ffs_client* client, uint32_t id, const void* bytes, uint32_t length) {
   if (client == nullptr) return fail(EINVAL, "renew capability: the handle is NULL");
   auto status = client->client->capabilities().renew(id, bytes, length);
+  if (status.ok()) client->client->wake();
   return status.ok() ? 0 : fail(status.error(), "renew capability " + std::to_string(id));
 }
 

@@ -90,6 +90,7 @@ void Link::disconnect(std::vector<uint64_t>* released) {
   receiving = kNoSlot;
   wants_write = false;
   suspect = false;
+  beaten_sent_ns = 0;
 }
 
 uint64_t Link::ask(Control kind, uint64_t what, Fd fd) {

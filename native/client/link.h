@@ -61,9 +61,13 @@ class Link {
   uint64_t retry_ns = 0;  // no connecting before
   uint32_t failures = 0;  // since it last was ready
   uint64_t last_receive_ns = 0;
-  bool suspect = false;      // says nothing though asked: reads go elsewhere
-  bool dirty = false;        // stands in the ring's list of links to pump
-  bool wants_write = false;  // EPOLLOUT is armed
+  bool suspect = false;         // says nothing though asked: reads go elsewhere
+  uint64_t beaten_sent_ns = 0;  // sent then, a read that another replica answered before; 0: none since
+                                // the last receive
+  uint64_t latency_ns = 0;      // of small reads, smoothed
+  uint64_t latency_at_ns = 0;   // its last sample
+  bool dirty = false;           // stands in the ring's list of links to pump
+  bool wants_write = false;     // EPOLLOUT is armed
   bool local_refused = false;
 
   // The payload that is being received.

@@ -75,7 +75,7 @@ Decision on_reply(const Situation& s, const TryOutcome& o) {
 }  // namespace
 
 uint32_t backoff_ms(uint32_t attempt) {
-  return attempt >= 9 ? 1000 : std::min(1000u, 5u << std::min(attempt, 8u));
+  return std::min(kMostBackoffMs, 5u << std::min(attempt, 8u));
 }
 
 Decision decide(const Situation& s, const TryOutcome& o) {

@@ -52,7 +52,9 @@ struct Decision {
 };
 
 Decision decide(const Situation& situation, const TryOutcome& outcome);
-// Grows from 5 ms to 1 s.
+// Grows from 5 ms to a quarter of a second: a chain that comes back says so to nobody, and the ring's
+// retry budget bounds what this costs (docs/ring.md, Retries).
+constexpr uint32_t kMostBackoffMs = 250;
 uint32_t backoff_ms(uint32_t attempt);
 // Whether an update that got this answer can't take effect any more without being sent again.
 bool certainly_not_applied(const TryOutcome& outcome);

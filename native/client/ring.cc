@@ -17,6 +17,13 @@ namespace {
 
 constexpr uint32_t kMaxExistsKeys = wire::kMaxVarBytes / sizeof(wire::ExistsKey);
 constexpr uint64_t kForever = ~0ull;
+// Docs/ring.md, Retries and Hedged reads.
+constexpr uint32_t kLeastRetryBurst = 32;
+constexpr uint32_t kRetriesASecond = 20;
+constexpr uint32_t kRetryPercent = 15;
+constexpr uint32_t kSuccessPercent = 200;
+constexpr uint32_t kHedgeBurst = 16;
+constexpr uint32_t kMostHedges = 64;
 
 bool moves_data(uint8_t op) {
   return op == FFS_OP_READ || op == FFS_OP_WRITE || op == FFS_OP_REPLACE || op == FFS_OP_CREATE ||
@@ -36,7 +43,14 @@ uint64_t now_ns() {
 }
 
 Ring::Ring(std::shared_ptr<Client> client, uint32_t entries)
-    : client_(std::move(client)), slots_(entries), done_(entries) {
+    : client_(std::move(client)),
+      slots_(entries, std::min(entries, kMostHedges)),
+      done_(entries),
+      random_(now_ns() | 1),
+      retry_budget_(std::max(entries, kLeastRetryBurst), kRetriesASecond),
+      hedge_budget_(kHedgeBurst, 0),
+      hedge_memory_(std::min(entries, kMostHedges)),
+      waker_(std::make_shared<Waker>()) {
   routing_ = client_->routing(&routing_generation_);
   link_by_endpoint_.assign(routing_->endpoints.size(), nullptr);
   crcs_.resize(kMaxGranules + 1);
@@ -55,11 +69,18 @@ Result<std::unique_ptr<Ring>> Ring::create(std::shared_ptr<Client> client, uint3
   if (::epoll_ctl(ring->epoll_.get(), EPOLL_CTL_ADD, ring->timer_.get(), &event) != 0) {
     return Error::of(errno, "epoll_ctl");
   }
+  if (!ring->waker_->valid()) return Error::of(EMFILE, "eventfd");
+  event.data.ptr = ring->waker_.get();
+  if (::epoll_ctl(ring->epoll_.get(), EPOLL_CTL_ADD, ring->waker_->fd(), &event) != 0) {
+    return Error::of(errno, "epoll_ctl");
+  }
+  ring->client_->add_waker(ring->waker_);
   return ring;
 }
 
 Ring::~Ring() {
   FFS_CHECK(outstanding() == 0);
+  if (waker_ != nullptr) client_->remove_waker(waker_);
 }
 
 // --- taking requests --------------------------------------------------------------------------
@@ -154,7 +175,7 @@ uint32_t Ring::submit() {
 
 uint32_t Ring::submit_prepared() {
   now_ns_ = now_ns();
-  adopt_routing();
+  take_news();
   uint32_t submitted = 0;
   while (!prepared_.empty()) {
     const uint32_t index = prepared_.head;
@@ -168,6 +189,7 @@ uint32_t Ring::submit_prepared() {
     submitted++;
   }
   stats_.submitted += submitted;
+  retry_budget_.earn(submitted, kRetryPercent);
   stats_.max_inflight = std::max<uint64_t>(stats_.max_inflight, outstanding());
   pump_dirty();
   return submitted;
@@ -178,6 +200,12 @@ uint32_t Ring::submit_prepared() {
 void Ring::finish(uint32_t index, int64_t result, Detail detail, bool outcome_known) {
   Slot& slot = slots_[index];
   FFS_CHECK(slot.list == nullptr && slot.state != SlotState::kFree && slot.state != SlotState::kFinished);
+  FFS_CHECK(!slot.is_hedge());
+  if (slot.hedge != kNoSlot) drop_hedge(index);
+  if (slot.attempt > 1 && result >= 0) {  // whoever waits for the budget may try as well
+    retry_budget_.earn(1, kSuccessPercent);
+    if (budget_waiters_ > 0) note_timer(now_ns_);
+  }
   if (slot.channel.number != 0) {
     const ChainId chain(slot.sqe.chain);
     if (outcome_known) {
@@ -194,6 +222,7 @@ void Ring::finish(uint32_t index, int64_t result, Detail detail, bool outcome_kn
   slot.detail = static_cast<uint32_t>(detail);
   stats_.completed++;
   if (result < 0) stats_.failed++;
+  if (result == -EHOSTDOWN) stats_.unavailable++;
   if (result > 0 && slot.sqe.op == FFS_OP_READ) stats_.bytes_read += static_cast<uint64_t>(result);
   if (result > 0 && slot.update) stats_.bytes_written += static_cast<uint64_t>(result);
   Slot& head = slots_[slot.group_head];
@@ -276,7 +305,7 @@ uint32_t Ring::wait(ffs_cqe* out, uint32_t capacity, uint32_t min, int64_t timeo
 // Sends what can be sent, receives what is there, does what is due. With `block`: waits for one of
 // these, at most until until_ns.
 void Ring::progress(bool block, uint64_t until_ns) {
-  adopt_routing();
+  take_news();
   pump_dirty();
   Link* only = nullptr;
   uint32_t busy = 0;
@@ -292,14 +321,14 @@ void Ring::progress(bool block, uint64_t until_ns) {
     if (done_count_ != before) block = false;
   } else if (busy == 0 && !block) {
     now_ns_ = now_ns();
-    if (now_ns_ >= next_timer_ns_) run_timers();
+    run_due();
     pump_dirty();
     return;
   }
   int timeout_ms = 0;
   if (block) {
     now_ns_ = now_ns();
-    const uint64_t next_ns = std::min(until_ns, next_timer_ns_);
+    const uint64_t next_ns = std::min({until_ns, next_timer_ns_, next_hedge_ns_});
     if (next_ns == kForever) {
       timeout_ms = -1;
     } else if (next_ns > now_ns_) {
@@ -309,24 +338,34 @@ void Ring::progress(bool block, uint64_t until_ns) {
   if (block || !looked) {
     epoll_event ready[64];
     const int count = ::epoll_wait(epoll_.get(), ready, 64, timeout_ms);
+    bool woken = false;
     for (int i = 0; i < count; i++) {
       if (ready[i].data.ptr == nullptr) {
         uint64_t expirations;
         (void)!::read(timer_.get(), &expirations, sizeof expirations);
         armed_ns_ = kForever;
+      } else if (ready[i].data.ptr == waker_.get()) {
+        woken = true;
       } else {
         on_ready(*static_cast<Link*>(ready[i].data.ptr), ready[i].events);
       }
     }
+    if (woken) now_ns_ = now_ns(), take_news();
   }
   now_ns_ = now_ns();
-  if (now_ns_ >= next_timer_ns_) run_timers();
+  run_due();
   pump_dirty();
+}
+
+void Ring::run_due() {
+  if (now_ns_ >= next_hedge_ns_) run_hedges();
+  if (now_ns_ >= next_timer_ns_) run_timers();
 }
 
 // So that fd() turns readable when something is due, or when completions are left.
 void Ring::arm_timer() {
-  const uint64_t at_ns = done_count_ > 0 ? 1 : outstanding() > 0 ? next_timer_ns_ : kForever;
+  const uint64_t next_ns = std::min(next_timer_ns_, next_hedge_ns_);
+  const uint64_t at_ns = done_count_ > 0 ? 1 : outstanding() > 0 ? next_ns : kForever;
   const bool expired = armed_ns_ <= now_ns_;   // readable until it is set anew
   if (at_ns >= armed_ns_ && !expired) return;  // an early alarm does no harm
   itimerspec spec{};
@@ -385,6 +424,7 @@ void Ring::abandon() {
     slot.state = SlotState::kFree;
     slots_.push(slots_.free_list(), i);
   }
+  waker_.reset();  // the client's lock may be held by a thread that isn't in this process
 }
 
 }  // namespace ffs::client

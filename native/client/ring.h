@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "client/budget.h"
 #include "client/client.h"
+#include "client/latency.h"
 #include "client/link.h"
 #include "client/slot.h"
 
@@ -21,6 +23,8 @@ struct PrepareResult {
 };
 
 uint64_t now_ns();  // CLOCK_MONOTONIC
+// Whether any serving replica will do.
+bool chooses_replica(const Slot& slot);
 
 class Ring {
  public:
@@ -53,19 +57,46 @@ class Ring {
   void progress(bool block, uint64_t until_ns);
   void note_timer(uint64_t at_ns) { next_timer_ns_ = at_ns < next_timer_ns_ ? at_ns : next_timer_ns_; }
   void arm_timer();
+  void run_due();
   void cancel_slot(uint32_t index);
   void finish(uint32_t index, int64_t result, wire::Detail detail, bool outcome_known);
   void complete_group(uint32_t head);
 
-  // ring_dispatch.cc: where requests go, what happens when a try ends
+  // ring_routing.cc: new routing, chains that are down
+  void take_news();
   void adopt_routing();
+  bool fits_routing(const Slot& slot);
+  void leave_old_places();
+  void watch_chain(Slot& slot, const Chain& chain);
+  void watch_chains();
+  void expire(uint32_t index);
+
+  // ring_hedge.cc: reads that a second replica is asked for
+  void arm_hedge(Slot& slot, const Chain& chain);
+  void run_hedges();
+  const Member* second_replica(Slot& slot);
+  void leave(uint32_t index);
+  void hedge(uint32_t index);
+  void end_hedge(uint32_t second, const TryOutcome& outcome);
+  bool win_by_hedge(uint32_t second);
+  void release_hedge(uint32_t second);
+  void drop_hedge(uint32_t index);
+  void note_latency(Link& link, const Slot& slot);
+
+  // ring_dispatch.cc: where requests go, what happens when a try ends
   void dispatch(uint32_t index);
   const Member* choose_replica(const Chain& chain, Slot& slot);
   uint64_t cost_of(const Member& member);
+  bool is_well(const Member& member);
   Link* link_of(const Member& member);
   void enqueue(uint32_t index, Link& link, TargetId target);
   void detach(uint32_t index);
   void park(uint32_t index, uint64_t after_ms, bool for_routing, bool for_capability);
+  uint64_t jittered_ns(uint64_t after_ms);
+  bool may_resume(Slot& slot, bool routing_changed);
+  bool pays_for_retry(Slot& slot);
+  void note_damage(Slot& slot, TargetId target, const TryOutcome& outcome);
+  void note_members(Slot& slot, const TryOutcome& outcome, Situation* situation);
   void end_try(uint32_t index, const TryOutcome& outcome);
   void act(uint32_t index, const TryOutcome& outcome);
   bool slice_is_free(uint32_t index, bool answered);
@@ -86,7 +117,7 @@ class Ring {
   void watch(Link& link);
   void want_write(Link& link, bool on);
   bool send_request(Link& link, uint32_t index);
-  wire::Context context_of(const Slot& slot, uint32_t handle);
+  wire::Context context_of(const Slot& slot, uint32_t handle, const Chain* chain);
   void push_read(Link& link, uint32_t index, const wire::Context& context);
   void push_update(Link& link, uint32_t index, const wire::Context& context);
   void push_exists(Link& link, uint32_t index, const wire::Context& context);
@@ -105,6 +136,7 @@ class Ring {
   bool on_last_chunk_reply(const net::Frame& frame, uint32_t index);
   void on_payload(Link& link);
   void finish_read(Link& link, uint32_t index);
+  void deliver(Link& link, uint32_t index);
   void check_granules(Link& link, const Slot& slot, uint64_t arrived);
   uint32_t slot_of(uint64_t request_id);
   void note_epoch(uint64_t routing_epoch);
@@ -126,11 +158,21 @@ class Ring {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> dirty_;
   uint32_t turn_ = 0;  // breaks ties between replicas
+  uint64_t random_;
 
+  Latencies latencies_;
+  Budget retry_budget_;
+  uint32_t budget_waiters_ = 0;
+  Budget hedge_budget_;
+  uint64_t hedge_bytes_ = 0;                        // of the second tries under way
+  std::vector<std::vector<uint8_t>> hedge_memory_;  // of each spare slot
+
+  std::shared_ptr<Waker> waker_;
   Fd epoll_;
   Fd timer_;
   uint64_t now_ns_ = 0;  // when this call last looked
   uint64_t next_timer_ns_ = ~0ull;
+  uint64_t next_hedge_ns_ = ~0ull;
   uint64_t armed_ns_ = ~0ull;
 
   std::vector<uint64_t> tokens_;  // of payloads that were sent

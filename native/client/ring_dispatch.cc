@@ -1,5 +1,6 @@
 // Where requests go, and what happens when a try ends (docs/ring.md, Retries and Buffers).
 #include <algorithm>
+#include <bit>
 
 #include "client/ring.h"
 
@@ -12,23 +13,28 @@ namespace {
 constexpr uint64_t kMsNs = 1000000;
 constexpr uint64_t kQuarantineRetryMs = 100;
 constexpr uint64_t kCapabilityRetryMs = 1000;
+constexpr uint64_t kBudgetLookMs = 50;
 // Costs of a replica beside the bytes that it has in flight: which counts more.
 constexpr uint64_t kRemoteCost = 1ull << 20;
+constexpr uint64_t kBeatenCost = 1ull << 46;
 constexpr uint64_t kDownCost = 1ull << 48;
+constexpr uint64_t kAwayCost = 1ull << 49;
 constexpr uint64_t kSuspectCost = 1ull << 50;
+// Each doubling of a replica's latency over a millisecond counts as so many bytes in flight there.
+constexpr uint32_t kLatencyUnitBit = 20;
+constexpr uint32_t kLatencyCostBit = 18;
+constexpr uint64_t kLatencyFadeNs = 100 * kMsNs;  // a latency that isn't renewed halves in this time
 
-// Whether any serving replica will do.
-bool chooses_replica(const Slot& slot) {
-  return (slot.sqe.op == FFS_OP_READ || slot.sqe.op == FFS_OP_EXISTS) && slot.sqe.target == 0;
+uint64_t latency_cost(const Link& link, uint64_t now_ns) {
+  const uint64_t halvings = (now_ns - std::min(now_ns, link.latency_at_ns)) / kLatencyFadeNs;
+  const uint64_t latency_ns = halvings >= 40 ? 0 : link.latency_ns >> halvings;
+  return static_cast<uint64_t>(std::bit_width(latency_ns >> kLatencyUnitBit)) << kLatencyCostBit;
 }
 
 }  // namespace
 
-void Ring::adopt_routing() {
-  if (client_->routing_generation() == routing_generation_) return;
-  routing_ = client_->routing(&routing_generation_);
-  link_by_endpoint_.assign(routing_->endpoints.size(), nullptr);
-  resume_parked(true);
+bool chooses_replica(const Slot& slot) {
+  return (slot.sqe.op == FFS_OP_READ || slot.sqe.op == FFS_OP_EXISTS) && slot.sqe.target == 0;
 }
 
 Link* Ring::link_of(const Member& member) {
@@ -45,11 +51,20 @@ Link* Ring::link_of(const Member& member) {
 
 uint64_t Ring::cost_of(const Member& member) {
   const Link* link = link_of(member);
-  uint64_t cost = link->load_bytes;
+  uint64_t cost = link->load_bytes + latency_cost(*link, now_ns_);
   if (link->suspect) cost += kSuspectCost;
+  if (member.away) cost += kAwayCost;
   if (!link->ready() && link->failures > 0) cost += kDownCost;
+  if (link->beaten_sent_ns != 0) cost += kBeatenCost;
   if (link->endpoint().host_id != client_->host_id()) cost += kRemoteCost;
   return cost;
+}
+
+// Nothing is known against it.
+bool Ring::is_well(const Member& member) {
+  const Link* link = link_of(member);
+  return !member.away && !link->suspect && link->beaten_sent_ns == 0 &&
+         (link->ready() || link->failures == 0);
 }
 
 // The serving replica to ask next: the cheapest one that this round hasn't asked and that hasn't
@@ -90,8 +105,10 @@ void Ring::dispatch(uint32_t index) {
   } else {
     member = choose_replica(*chain, slot);
   }
+  if (!chain->available) watch_chain(slot, *chain);
   if (member == nullptr) {
     slot.last_detail = Detail::kNotServing;
+    if (slot.unavailable_ns <= now_ns_) return finish(index, -EHOSTDOWN, Detail::kNotServing, !slot.lost_try);
     return park(index, backoff_ms(++slot.attempt), true, false);
   }
   const bool needs_identity = slot.update && slot.sqe.op != FFS_OP_CREATE && slot.sqe.op != FFS_OP_TOUCH;
@@ -137,27 +154,67 @@ void Ring::detach(uint32_t index) {
 void Ring::park(uint32_t index, uint64_t after_ms, bool for_routing, bool for_capability) {
   Slot& slot = slots_[index];
   slot.state = SlotState::kParked;
-  slot.resume_ns = now_ns_ + after_ms * kMsNs;
+  slot.resume_ns = now_ns_ + jittered_ns(after_ms);
+  slot.waits_for_hedge = slot.waits_for_budget = false;
   slot.parked_for_routing = for_routing;
   slot.parked_for_capability = for_capability;
   slot.parked_epoch = for_capability ? client_->capabilities().issue(slot.sqe.capability) : routing_->epoch;
   if (for_routing) events_ |= FFS_WAIT_NEEDS_ROUTING;
   if (for_capability) events_ |= FFS_WAIT_NEEDS_CAPABILITY;
   slots_.push(parked_, index);
-  note_timer(std::min(slot.resume_ns, slot.deadline_ns));
+  note_timer(std::min(slot.resume_ns, slot.end_ns()));
+}
+
+// From half of the pause to all of it, so that requests that fell together don't come back together.
+uint64_t Ring::jittered_ns(uint64_t after_ms) {
+  random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
+  const uint64_t half_ns = after_ms * kMsNs / 2;
+  return half_ns + (half_ns == 0 ? 0 : random_ % half_ns);
+}
+
+// A request that was already sent under this version of its chain is a retry that the budget pays
+// for. False: the budget is out.
+bool Ring::pays_for_retry(Slot& slot) {
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  if (chain == nullptr || slot.sent_in != chain->version || retry_budget_.spend(now_ns_)) return true;
+  if (!slot.waits_for_budget) stats_.budget_waits++;
+  slot.waits_for_budget = true;
+  slot.resume_ns = now_ns_ + jittered_ns(kBudgetLookMs);
+  budget_waiters_++;
+  note_timer(slot.resume_ns);
+  return false;
+}
+
+bool Ring::may_resume(Slot& slot, bool routing_changed) {
+  if (routing_changed && slot.parked_for_routing && routing_->epoch > slot.parked_epoch) {
+    const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+    // Its own chain has changed, or it never found a place: this is what it waits for.
+    if (chain != nullptr && slot.sent_in != chain->version) {
+      slot.attempt = std::min(slot.attempt, 1u);
+      return true;
+    }
+  }
+  if (slot.parked_for_capability && client_->capabilities().issue(slot.sqe.capability) != slot.parked_epoch) {
+    return true;
+  }
+  const bool due = slot.resume_ns <= now_ns_;
+  return (due || (slot.waits_for_budget && retry_budget_.available(now_ns_))) && pays_for_retry(slot);
 }
 
 void Ring::resume_parked(bool routing_changed) {
+  budget_waiters_ = 0;
   moving_.clear();
   for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
-    const Slot& slot = slots_[i];
-    const bool newer_routing =
-        routing_changed && slot.parked_for_routing && routing_->epoch > slot.parked_epoch;
-    const bool newer_capability =
-        slot.parked_for_capability && client_->capabilities().issue(slot.sqe.capability) != slot.parked_epoch;
-    if (newer_routing || newer_capability || slot.resume_ns <= now_ns_) moving_.push_back(i);
+    Slot& slot = slots_[i];
+    if (may_resume(slot, routing_changed)) {
+      moving_.push_back(i);
+    } else {
+      budget_waiters_ += slot.waits_for_budget;
+    }
   }
-  for (const uint32_t i : moving_) {
+  const std::vector<uint32_t> moving = moving_;
+  for (const uint32_t i : moving) {
+    if (slots_[i].list != &parked_) continue;
     slots_.remove(i);
     slots_[i].tried = 0;  // a new round
     dispatch(i);
@@ -170,14 +227,38 @@ void Ring::resume_parked(bool routing_changed) {
 void Ring::end_try(uint32_t index, const TryOutcome& outcome) {
   Slot& slot = slots_[index];
   FFS_CHECK(slot.list == nullptr);
+  if (slot.is_hedge()) return end_hedge(index, outcome);
   const bool answered = outcome.ending == Ending::kReply || outcome.ending == Ending::kBadData;
   if (!slice_is_free(index, answered)) return quarantine(index, false, 0, outcome);
   act(index, outcome);
 }
 
+// A replica whose data is damaged isn't asked again under this chain version.
+void Ring::note_damage(Slot& slot, TargetId target, const TryOutcome& outcome) {
+  if (outcome.detail != Detail::kCorrupt && outcome.ending != Ending::kBadData) return;
+  stats_.damaged++;
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  if (chain == nullptr || slot.masks_of != chain->version) return;
+  const uint32_t i = chain->index_of(target);
+  if (i < kMaxReplicas) slot.unsound |= static_cast<uint8_t>(1u << i);
+}
+
+// Which replicas are left to ask after this try.
+void Ring::note_members(Slot& slot, const TryOutcome& outcome, Situation* s) {
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  if (!slot.update) note_damage(slot, slot.target, outcome);
+  if (chain == nullptr || !chooses_replica(slot)) return;
+  const uint32_t i = chain->index_of(slot.target);
+  if (slot.masks_of == chain->version && i < kMaxReplicas) slot.tried |= static_cast<uint8_t>(1u << i);
+  for (uint32_t m = 0; m < chain->member_count; m++) {
+    const bool sound = chain->members[m].serving && (slot.unsound >> m & 1) == 0;
+    s->sound_left |= sound;
+    s->untried_left |= sound && (slot.tried >> m & 1) == 0;
+  }
+}
+
 void Ring::act(uint32_t index, const TryOutcome& outcome) {
   Slot& slot = slots_[index];
-  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
   Situation s;
   s.update = slot.update;
   s.attempt = slot.attempt;
@@ -187,26 +268,24 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
   if (outcome.detail != Detail::kNone) slot.last_detail = outcome.detail;
   if (slot.update && !certainly_not_applied(outcome) && outcome.ending != Ending::kReply)
     slot.lost_try = true;
-  if (chain != nullptr && chooses_replica(slot)) {
-    const uint32_t i = chain->index_of(slot.target);
-    const bool current = slot.masks_of == chain->version && i < kMaxReplicas;
-    if (current) slot.tried |= static_cast<uint8_t>(1u << i);
-    if (current && (outcome.detail == Detail::kCorrupt || outcome.ending == Ending::kBadData)) {
-      slot.unsound |= static_cast<uint8_t>(1u << i);
-    }
-    for (uint32_t m = 0; m < chain->member_count; m++) {
-      const bool sound = chain->members[m].serving && (slot.unsound >> m & 1) == 0;
-      s.sound_left |= sound;
-      s.untried_left |= sound && (slot.tried >> m & 1) == 0;
+  note_members(slot, outcome, &s);
+  const Decision d = decide(s, outcome);
+  if (d.next != Next::kComplete) {
+    stats_.retries++;
+    if (slot.hedge != kNoSlot) {  // the second replica has been asked already
+      park(index, client_->options().try_timeout_ms, d.next == Next::kAwaitRouting, false);
+      slot.waits_for_hedge = true;
+      return;
     }
   }
-  const Decision d = decide(s, outcome);
-  if (d.next != Next::kComplete) stats_.retries++;
   switch (d.next) {
     case Next::kComplete:
       return finish(index, -static_cast<int64_t>(d.status), d.detail,
                     outcome.ending == Ending::kReply || !slot.lost_try);
     case Next::kOtherReplica:
+      if (outcome.ending == Ending::kTryTimeout && !slot.link->suspect && !retry_budget_.spend(now_ns_)) {
+        return park(index, kBudgetLookMs, false, false);  // slow servers aren't helped by more requests
+      }
       return dispatch(index);
     case Next::kAgain:
       return park(index, d.after_ms, false, false);
@@ -311,25 +390,25 @@ void Ring::check_try_timers(Link& link) {
       }
       slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
     }
-    if (slot.deadline_ns <= now_ns_) {
+    if (slot.end_ns() <= now_ns_) {
       late.push_back(i);
     } else {
-      note_timer(std::min(slot.deadline_ns, slot.try_deadline_ns));
+      note_timer(std::min(slot.end_ns(), slot.try_deadline_ns));
     }
   }
   link.suspect |= silent;
   for (uint32_t i = link.waiting.head; i != kNoSlot; i = slots_[i].next) {
-    if (slots_[i].deadline_ns <= now_ns_ || (silent && chooses_replica(slots_[i]))) {
+    if (slots_[i].end_ns() <= now_ns_ || (silent && chooses_replica(slots_[i]))) {
       late.push_back(i);
     } else {
-      note_timer(slots_[i].deadline_ns);
+      note_timer(slots_[i].end_ns());
     }
   }
   for (const uint32_t i : late) {
     Slot& slot = slots_[i];
     if (slot.list != &link.waiting && slot.list != &link.in_flight) continue;  // moved by an earlier one
-    if (slot.deadline_ns <= now_ns_) {
-      give_up(i, -ETIMEDOUT, slot.last_detail);
+    if (slot.end_ns() <= now_ns_ && !slot.is_hedge()) {
+      expire(i);
     } else {
       detach(i);
       end_try(i, {Ending::kTryTimeout});
@@ -342,12 +421,12 @@ void Ring::check_try_timers(Link& link) {
 void Ring::check_parked() {
   std::vector<uint32_t> late;
   for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
-    if (slots_[i].deadline_ns <= now_ns_) late.push_back(i);
+    if (slots_[i].end_ns() <= now_ns_) late.push_back(i);
   }
-  for (const uint32_t i : late) give_up(i, -ETIMEDOUT, slots_[i].last_detail);
+  for (const uint32_t i : late) expire(i);
   resume_parked(false);
   for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
-    note_timer(std::min(slots_[i].resume_ns, slots_[i].deadline_ns));
+    note_timer(std::min(slots_[i].resume_ns, slots_[i].end_ns()));
   }
 }
 

@@ -40,6 +40,7 @@ void Ring::receive(Link& link) {
     }
     link.last_receive_ns = now_ns_ = now_ns();
     link.suspect = false;
+    link.beaten_sent_ns = 0;
     const net::FrameReader& reader = link.connection().reader;
     if (link.receiving != kNoSlot && reader.in_payload() &&
         link.read_reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kInline)) {
@@ -90,7 +91,7 @@ bool Ring::drain_reader(Link& link) {
 // The slot that waits for this answer, or kNoSlot: it's late.
 uint32_t Ring::slot_of(uint64_t id) {
   const uint64_t low = id & 0xffffffffu;
-  if (low == 0 || low > slots_.size()) return kNoSlot;
+  if (low == 0 || low > slots_.size_with_spares()) return kNoSlot;
   const auto index = static_cast<uint32_t>(low - 1);
   const Slot& slot = slots_[index];
   const bool waits = slot.state == SlotState::kInFlight || slot.state == SlotState::kQuarantine;
@@ -240,9 +241,25 @@ void Ring::check_granules(Link& link, const Slot& slot, uint64_t arrived) {
 void Ring::finish_read(Link& link, uint32_t index) {
   Slot& slot = slots_[index];
   const wire::ReadReply& reply = link.read_reply;
+  note_latency(link, slot);
   detach(index);
   check_granules(link, slot, reply.bytes);
   if (!link.granules_sound) return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
+  if (slot.is_hedge()) {
+    const uint32_t asked = slot.hedge_of;
+    const bool won = win_by_hedge(index);
+    if (won && reply.bytes > 0) std::memcpy(slots_[asked].data(), slot.place, reply.bytes);
+    release_hedge(index);
+    if (won) deliver(link, asked);
+    return;
+  }
+  deliver(link, index);
+}
+
+// The reply's data is in the request's slice.
+void Ring::deliver(Link& link, uint32_t index) {
+  Slot& slot = slots_[index];
+  const wire::ReadReply& reply = link.read_reply;
   slot.direct_read = false;
   slot.chunk_length = reply.chunk_length;
   slot.value = reply.logical_length;
@@ -291,11 +308,19 @@ bool Ring::on_exists_reply(const net::Frame& frame, uint32_t index) {
         frame.var.size() != size_t{reply.count} * sizeof(wire::ExistsEntry)) {
       return false;
     }
-    std::memcpy(slot.data(), frame.var.data(), frame.var.size());
   }
   detach(index);
   if (reply.status == 0) {
-    finish(index, reply.count, Detail::kNone, true);
+    const uint32_t asked = slot.is_hedge() ? slot.hedge_of : index;
+    if (slot.is_hedge()) {
+      const bool won = win_by_hedge(index);
+      release_hedge(index);
+      if (!won) return true;
+    } else {
+      note_latency(*slot.link, slot);
+    }
+    std::memcpy(slots_[asked].data(), frame.var.data(), frame.var.size());
+    finish(asked, reply.count, Detail::kNone, true);
   } else {
     end_try(index, {Ending::kReply, reply.status, static_cast<Detail>(reply.detail)});
   }

@@ -149,6 +149,8 @@ void Ring::fail_link(Link& link, const TryOutcome& outcome) {
   for (uint32_t i = link.in_flight.head; i != kNoSlot; i = slots_[i].next) moved.emplace_back(i, true);
   for (uint32_t i = link.waiting.head; i != kNoSlot; i = slots_[i].next) moved.emplace_back(i, false);
   for (const auto& [index, sent] : moved) {
+    // A second try may have gone with its request.
+    if (slots_[index].list != &link.in_flight && slots_[index].list != &link.waiting) continue;
     detach(index);
     if (!sent) slots_[index].attempt++;
     end_try(index, sent || outcome.ending != Ending::kLost ? outcome : TryOutcome{Ending::kUnreachable});
@@ -157,9 +159,8 @@ void Ring::fail_link(Link& link, const TryOutcome& outcome) {
 
 // --- requests ---------------------------------------------------------------------------------
 
-wire::Context Ring::context_of(const Slot& slot, uint32_t handle) {
+wire::Context Ring::context_of(const Slot& slot, uint32_t handle, const Chain* chain) {
   wire::Context context{};
-  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
   context.target = slot.target.value;
   context.chain = slot.sqe.chain;
   context.capability = handle;
@@ -189,6 +190,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
   auto handle = link.capability(slot.sqe.capability);
   if (!handle.ok()) {
     detach(index);
+    if (slot.is_hedge()) return release_hedge(index), false;
     finish(index, -handle.error().code, Detail::kNone, !slot.lost_try);
     return false;
   }
@@ -199,12 +201,15 @@ bool Ring::send_request(Link& link, uint32_t index) {
   slot.attempt++;
   slot.sent_ns = now_ns_;
   slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
+  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  if (chain != nullptr) slot.sent_in = chain->version;
   slot.region = 0;
   slot.direct_read = false;
   slot.answered_early = false;
   link.inflight_bytes += slot.sqe.length;
   note_timer(slot.try_deadline_ns);
-  const wire::Context context = context_of(slot, *handle);
+  slot.hedge_ns = ~0ull;
+  const wire::Context context = context_of(slot, *handle, chain);
   switch (slot.sqe.op) {
     case FFS_OP_READ:
       push_read(link, index, context);
@@ -219,6 +224,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
       push_update(link, index, context);
       break;
   }
+  if (chain != nullptr && !slot.update) arm_hedge(slot, *chain);
   return true;
 }
 
@@ -236,7 +242,7 @@ void Ring::push_read(Link& link, uint32_t index, const wire::Context& context) {
   if ((sqe.flags & FFS_SQE_TOUCH) != 0) read.flags |= wire::kReadTouch;
   read.tag_bytes = sqe.tag_bytes;
   std::memcpy(read.tag, sqe.tag, sizeof read.tag);
-  slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
+  if (!slot.is_hedge()) slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
   slot.direct_read = slot.region != 0;
   read.bulk.length = sqe.length;
   read.bulk.kind = static_cast<uint8_t>(slot.direct_read ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
@@ -295,8 +301,9 @@ void Ring::push_exists(Link& link, uint32_t index, const wire::Context& context)
   exists.context = context;
   exists.count = slot.sqe.length;
   if ((slot.sqe.flags & FFS_SQE_TOUCH) != 0) exists.flags |= wire::kReadTouch;
+  const uint8_t* keys = slot.is_hedge() ? slots_[slot.hedge_of].data() : slot.data();
   link.connection().queue.push(Type::kExists, request_id(index, slot), exists,
-                               net::Bytes(slot.data(), size_t{exists.count} * sizeof(wire::ExistsKey)));
+                               net::Bytes(keys, size_t{exists.count} * sizeof(wire::ExistsKey)));
 }
 
 void Ring::push_last_chunk(Link& link, uint32_t index, const wire::Context& context) {

@@ -26,14 +26,18 @@ Result<std::shared_ptr<const Routing>> make_routing(uint64_t epoch, const ffs_ch
                                                     uint32_t target_count) {
   auto routing = std::make_shared<Routing>();
   routing->epoch = epoch;
-  std::unordered_map<TargetId, uint32_t> places;
+  struct Place {
+    uint32_t endpoint;
+    bool away;
+  };
+  std::unordered_map<TargetId, Place> places;
   std::unordered_map<std::string, uint32_t> known;
   for (uint32_t i = 0; i < target_count; i++) {
     FFS_TRY(Endpoint endpoint, make_endpoint(targets[i]));
     const std::string key = endpoint.name() + "|" + endpoint.host_id + "|" + endpoint.socket_path;
     auto [found, fresh] = known.emplace(key, static_cast<uint32_t>(routing->endpoints.size()));
     if (fresh) routing->endpoints.push_back(std::move(endpoint));
-    places[TargetId(targets[i].target)] = found->second;
+    places[TargetId(targets[i].target)] = {found->second, targets[i].away != 0};
   }
   routing->chains.reserve(chain_count);
   for (uint32_t i = 0; i < chain_count; i++) {
@@ -47,8 +51,9 @@ Result<std::shared_ptr<const Routing>> make_routing(uint64_t epoch, const ffs_ch
       Member& member = chain.members[m];
       member.target = TargetId(from.members[m]);
       auto place = places.find(member.target);
-      if (place != places.end()) member.endpoint = place->second;
+      if (place != places.end()) member.endpoint = place->second.endpoint, member.away = place->second.away;
       member.serving = from.states[m] == FFS_SERVING && member.endpoint != kNoEndpoint;
+      chain.available |= member.serving && !member.away;
     }
     routing->chains[chain.id] = chain;
   }

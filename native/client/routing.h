@@ -29,15 +29,18 @@ struct Member {
   TargetId target;
   uint32_t endpoint = kNoEndpoint;  // index; kNoEndpoint: its place isn't known
   bool serving = false;
+  bool away = false;  // the manager doesn't hear of its node: not the first choice
 };
 
 struct Chain {
   ChainId id;
   ChainVersion version;
   uint32_t member_count = 0;
+  bool available = false;  // a serving member is there
   Member members[kMaxReplicas];
 
-  // Where updates enter: the first member that serves, or null.
+  // Where updates enter: the first member that serves, or null. (Serving members stand before syncing
+  // and offline ones.)
   const Member* head() const {
     for (uint32_t i = 0; i < member_count; i++) {
       if (members[i].serving) return &members[i];

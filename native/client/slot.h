@@ -53,10 +53,13 @@ struct Slot {
   bool parked_for_capability = false;
   bool ending = false;  // quarantine: finish with `result`, else `outcome` decides
   bool granule_damage = false;
+  bool waits_for_hedge = false;  // parked: its own try has ended, the second replica's hasn't
+  bool waits_for_budget = false;
 
   uint8_t tried = 0;      // members asked in this round, by index in the chain
   uint8_t unsound = 0;    // members that showed damage
   ChainVersion masks_of;  // the chain version that the two masks belong to
+  ChainVersion sent_in;   // the chain version of the last try that was sent
   uint32_t serial = 0;    // of the try; half of the request id
   uint32_t attempt = 0;   // tries so far
   uint32_t bad_data_count = 0;
@@ -69,8 +72,11 @@ struct Slot {
   uint64_t try_deadline_ns = 0;
   uint64_t sent_ns = 0;
   uint64_t resume_ns = 0;
-  uint64_t parked_epoch = 0;  // routing epoch / capability issue that didn't help
-  TryOutcome outcome;         // the last
+  uint64_t hedge_ns = ~0ull;        // a second replica is asked then
+  uint64_t hedge_after_ns = 0;      // so long after the read was sent
+  uint64_t unavailable_ns = ~0ull;  // the chain has been down for too long then
+  uint64_t parked_epoch = 0;        // routing epoch / capability issue that didn't help
+  TryOutcome outcome;               // the last
   wire::Detail last_detail = wire::Detail::kNone;
 
   // Groups: the head counts those that are left; members are linked in entry order.
@@ -78,22 +84,36 @@ struct Slot {
   uint32_t group_next = kNoSlot;
   uint32_t group_left = 0;
 
+  // Hedged reads: the second replica's try is a slot of its own, with memory of its own.
+  uint32_t hedge = kNoSlot;     // this request's second try
+  uint32_t hedge_of = kNoSlot;  // this is the second try of that request
+  uint8_t* place = nullptr;     // where data goes instead of the Iov
+
   int64_t result = 0;
   uint32_t detail = 0;
   uint32_t chunk_length = 0;
   uint64_t value = 0;
 
-  uint8_t* data() const { return sqe.iov == nullptr ? nullptr : iov()->data() + sqe.iov_offset; }
+  uint8_t* data() const {
+    if (place != nullptr) return place;
+    return sqe.iov == nullptr ? nullptr : iov()->data() + sqe.iov_offset;
+  }
+  uint64_t end_ns() const { return deadline_ns < unavailable_ns ? deadline_ns : unavailable_ns; }
+  bool is_hedge() const { return hedge_of != kNoSlot; }
   Iov* iov() const { return reinterpret_cast<Iov*>(sqe.iov); }
 };
 
 class SlotTable {
  public:
-  explicit SlotTable(uint32_t entries) : slots_(entries) {
+  // `spare` slots stand behind the entries, for second tries.
+  SlotTable(uint32_t entries, uint32_t spare) : entries_(entries), slots_(entries + spare) {
     for (uint32_t i = 0; i < entries; i++) push(free_, i);
+    for (uint32_t i = entries; i < entries + spare; i++) push(spare_, i);
   }
   Slot& operator[](uint32_t index) { return slots_[index]; }
-  uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
+  uint32_t size() const { return entries_; }
+  uint32_t size_with_spares() const { return static_cast<uint32_t>(slots_.size()); }
+  SlotList& spare_list() { return spare_; }
   SlotList& free_list() { return free_; }
   uint32_t free_count() const { return free_.count; }
 
@@ -129,8 +149,10 @@ class SlotTable {
   }
 
  private:
+  uint32_t entries_;
   std::vector<Slot> slots_;
   SlotList free_;
+  SlotList spare_;
 };
 
 inline uint64_t request_id(uint32_t index, const Slot& slot) {

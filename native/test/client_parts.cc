@@ -7,9 +7,11 @@
 
 #include <cstring>
 
+#include "client/budget.h"
 #include "client/capabilities.h"
 #include "client/channels.h"
 #include "client/iov.h"
+#include "client/latency.h"
 #include "client/retry.h"
 #include "client/routing.h"
 
@@ -99,15 +101,56 @@ TEST_CASE("only answers that say so make an update certainly not applied") {
   CHECK_FALSE(certainly_not_applied({Ending::kReply, ETIMEDOUT, Detail::kDeadline}));
 }
 
-TEST_CASE("the pause grows to a second and stays") {
+TEST_CASE("the pause grows to a quarter of a second and stays") {
   uint32_t last = 0;
   for (uint32_t attempt = 0; attempt < 100; attempt++) {
     const uint32_t pause = backoff_ms(attempt);
     CHECK(pause >= last);
-    CHECK(pause <= 1000);
+    CHECK(pause <= kMostBackoffMs);
     last = pause;
   }
-  CHECK(last == 1000);
+  CHECK(last == kMostBackoffMs);
+}
+
+TEST_CASE("a budget holds a burst, then what is earned") {
+  Budget budget(4, 0);
+  for (int i = 0; i < 4; i++) CHECK(budget.spend(1));
+  CHECK_FALSE(budget.spend(1'000'000'000'000));  // time brings nothing at a rate of 0
+  budget.earn(6, 15);
+  CHECK_FALSE(budget.spend(1));
+  budget.earn(1, 15);
+  CHECK(budget.spend(1));
+  CHECK_FALSE(budget.spend(1));
+  budget.earn(1000, 100);  // no more than the burst
+  for (int i = 0; i < 4; i++) CHECK(budget.spend(1));
+  CHECK_FALSE(budget.available(1));
+}
+
+TEST_CASE("a budget is filled by time, however often it is looked at") {
+  Budget budget(2, 10);
+  uint64_t now = 5'000'000'000;
+  CHECK((budget.spend(now) && budget.spend(now)));
+  uint32_t spent = 0;
+  for (int i = 0; i < 2'000'000; i++) spent += budget.spend(now += 500);  // a second, in half microseconds
+  CHECK(spent == 10);
+}
+
+TEST_CASE("a read is late after twice the 99th percentile of its size, between the bounds") {
+  Latencies latencies;
+  constexpr uint64_t kMs = 1'000'000;
+  CHECK(latencies.hedge_after_ns(4096, kMs, 1000 * kMs) >= 50 * kMs);  // nothing is known
+  CHECK(latencies.hedge_after_ns(16 << 20, kMs, 1000 * kMs) >
+        latencies.hedge_after_ns(4096, kMs, 1000 * kMs));
+  for (int i = 0; i < 990; i++) latencies.add(4096, 2 * kMs);
+  for (int i = 0; i < 8; i++) latencies.add(4096, 500 * kMs);
+  const uint64_t after = latencies.hedge_after_ns(4096, kMs, 1000 * kMs);
+  CHECK(after >= 4 * kMs);
+  CHECK(after <= 6 * kMs);
+  CHECK(latencies.hedge_after_ns(4096, 10 * kMs, 1000 * kMs) == 10 * kMs);
+  CHECK(latencies.hedge_after_ns(4096, kMs, 3 * kMs) == 3 * kMs);
+  CHECK(latencies.hedge_after_ns(8192, kMs, 1000 * kMs) >= 50 * kMs);  // another size
+  for (int i = 0; i < 4000; i++) latencies.add(4096, 100'000);         // what is old fades
+  CHECK(latencies.hedge_after_ns(4096, kMs, 1000 * kMs) == kMs);
 }
 
 TEST_CASE("channels: one update outstanding each, sequences only grow, chains apart") {

@@ -158,7 +158,7 @@ TEST_CASE("a silent replica: the read turns to another, the late answer is throw
     REQUIRE(done.size() == 1);
     CHECK(done[0].result == 4096);
   }
-  CHECK(b.ring->stats().retries >= 1);
+  CHECK(b.ring->stats().retries + b.ring->stats().hedge_wins >= 1);
   std::memset(b.iov->data(), 0x55, 4096);
   const std::vector<uint8_t> junk(4096, 0xee);
   a.hold(), Peer::answer_read(*silent, late_id, junk, 16 << 20);
@@ -250,6 +250,7 @@ TEST_CASE("a slice that can't be taken back stays in quarantine until the server
   CHECK(done[0].result == -ENOENT);
   CHECK_FALSE(iov->used());
   // The same with a cancellation.
+  e.timeout_ms = 60000;
   REQUIRE(b.ring->prepare(&e, 1).taken == 1);
   for (int i = 0; i < 200 && asked() < 2; i++) (void)b.complete(1, 10);
   REQUIRE(asked() == 2);
