@@ -1,8 +1,10 @@
 """Which targets form the chains of a new table. Pure, and the same in every release: what this
-gives is stored once, and golden vectors pin it (tests/golden/chains.json). docs/control_plane.md, Tables.
+gives is stored once, and golden vectors pin it (tests/golden/control/chains.json, tests/golden/placement).
+docs/control_plane.md, Tables. Changing the chains of an existing table is metadata.cluster.plan.
 
 Rules, in order of weight:
-1. the replicas of a chain lie on distinct nodes;
+1. the replicas of a chain lie on distinct nodes, and in distinct failure domains where there are as many
+   domains as replicas; else as evenly over domains as they allow. A node without a label is its own domain;
 2. as many chains as the free targets allow, so none is stranded by an unlucky order;
 3. every pair of nodes shares about the same number of chains, so that a lost node's load falls on
    all others alike;
@@ -13,7 +15,8 @@ by a random number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ffs.errors import InvalidArgument
@@ -31,6 +34,15 @@ class FreeDevice:
     node: int
     device: int  # any number that orders the devices of a node; only compared
     targets: tuple[int, ...]
+    domain: str = ""  # failure domain of the node
+
+
+Domain = tuple[str, int]
+
+
+def domain_of(node: int, label: str) -> Domain:
+    """The failure domain of a node: its label, or itself."""
+    return (label, 0) if label else ("", node)
 
 
 def place(
@@ -54,15 +66,18 @@ def place(
             f"{'node has' if len(nodes) == 1 else 'nodes have'} free targets: start more storage nodes, "
             "or ask for fewer replicas"
         )
-    placing = _Placing(slots, replicas)
-    return [placing.next_chain(number) for number in range(_chain_count(slots, replicas))]
+    domains = {device.node: domain_of(device.node, device.domain) for device in devices}
+    placing = _Placing(slots, replicas, domains)
+    if len({domains[node] for node in nodes}) >= replicas:
+        return [placing.next_chain(number) for number in range(_chain_count(placing.of_domain, replicas))]
+    chains: list[tuple[int, ...]] = []
+    while sum(1 for free in placing.of_node.values() if free) >= replicas:
+        chains.append(placing.next_chain(len(chains)))
+    return chains
 
 
-def _chain_count(slots: dict[tuple[int, int], list[int]], replicas: int) -> int:
-    """The most chains that distinct nodes allow: n such that sum(min(free of node, n)) >= n * replicas."""
-    free: dict[int, int] = {}
-    for (node, _), targets in slots.items():
-        free[node] = free.get(node, 0) + len(targets)
+def _chain_count(free: Mapping[Domain, int], replicas: int) -> int:
+    """The most that distinct domains allow: n such that sum(min(free of domain, n)) >= n * replicas."""
     low, high = 0, sum(free.values()) // replicas
     while low < high:
         middle = (low + high + 1) // 2
@@ -76,14 +91,23 @@ def _chain_count(slots: dict[tuple[int, int], list[int]], replicas: int) -> int:
 class _Placing:
     """The greedy's memory."""
 
-    def __init__(self, slots: dict[tuple[int, int], list[int]], replicas: int) -> None:
+    def __init__(
+        self, slots: dict[tuple[int, int], list[int]], replicas: int, domains: Mapping[int, Domain]
+    ) -> None:
         self._slots = slots
         self._replicas = replicas
-        self._free: dict[int, int] = {}
+        self._domains = domains
+        self.of_node: dict[int, int] = {}  # free targets
+        self.of_domain: dict[Domain, int] = {}
         for (node, _), targets in slots.items():
-            self._free[node] = self._free.get(node, 0) + len(targets)
+            self._count(node, len(targets))
         self._pairs: dict[tuple[int, int], int] = {}
         self._heads: dict[tuple[int, int], int] = {}
+
+    def _count(self, node: int, change: int) -> None:
+        domain = self._domains[node]
+        self.of_node[node] = self.of_node.get(node, 0) + change
+        self.of_domain[domain] = self.of_domain.get(domain, 0) + change
 
     def next_chain(self, number: int) -> tuple[int, ...]:
         nodes = self._pick_nodes(number)
@@ -95,21 +119,24 @@ class _Placing:
         places = [*places[head:], *places[:head]]
         self._heads[places[0]] = self._heads.get(places[0], 0) + 1
         for a in nodes:
-            self._free[a] -= 1
+            self._count(a, -1)
             for b in nodes:
                 if a != b:
                     self._pairs[a, b] = self._pairs.get((a, b), 0) + 1
         return tuple(self._slots[place].pop(0) for place in places)
 
     def _pick_nodes(self, number: int) -> list[int]:
-        """The fullest stock first (rule 2), then the least shared chains (rule 3)."""
+        """Another domain (rule 1), the fullest stock (rule 2), then the least shared chains (rule 3)."""
         chosen: list[int] = []
         for turn in range(self._replicas):
+            taken = Counter(self._domains[node] for node in chosen)
             chosen.append(
                 min(
-                    (node for node, free in self._free.items() if free and node not in chosen),
+                    (node for node, free in self.of_node.items() if free and node not in chosen),
                     key=lambda node: (
-                        -self._free[node],
+                        taken[self._domains[node]],
+                        -self.of_domain[self._domains[node]],
+                        -self.of_node[node],
                         sum(self._pairs.get((node, other), 0) for other in chosen),
                         _tie(number, node, turn),
                     ),

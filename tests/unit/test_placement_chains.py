@@ -92,6 +92,37 @@ def test_any_cluster() -> None:
         assert sum(min(count, n + 1) for count in free.values()) < (n + 1) * replicas
 
 
+def test_any_cluster_with_domains() -> None:
+    """Distinct domains and as many chains as they allow; with too few domains, as evenly as they allow."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(200):
+        ids = itertools.count(1)
+        labels = rng.randrange(1, 6)
+        devices = [
+            FreeDevice(node, 0, tuple(next(ids) for _ in range(rng.randrange(1, 20))), f"r{node % labels}")
+            for node in range(1, rng.randrange(4, 12))
+        ]
+        replicas = rng.randrange(1, 4)
+        homes = node_of(devices)
+        domains = {device.node: device.domain for device in devices}
+        free = Counter()  # type: ignore[var-annotated]
+        for device in devices:
+            free[device.domain] += len(device.targets)
+        chains = place(replicas, devices, 64)
+        for chain in chains:
+            assert len({homes[target] for target in chain}) == replicas
+            if len(free) >= replicas:
+                assert len({domains[homes[target]] for target in chain}) == replicas
+        if len(free) >= replicas:
+            n = len(chains)
+            assert sum(min(count, n + 1) for count in free.values()) < (n + 1) * replicas
+        else:
+            most = Counter(domains[homes[target]] for target in chains[0])
+            assert max(most.values()) - min(most.values()) <= 1
+
+
 def test_refusals_say_why() -> None:
     with pytest.raises(InvalidArgument, match=r"3 replicas on distinct nodes, and 2 nodes have.*start more"):
         place(3, cluster(2), 32, name="default")
