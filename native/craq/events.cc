@@ -5,8 +5,8 @@
 namespace ffs::craq {
 
 Replica::Replica(TargetId self, ChainId chain, const StoreView& store, const Options& options,
-                 uint64_t /*now_ms*/)
-    : machine_(std::make_unique<Machine>(self, chain, store, options)) {}
+                 uint64_t now_ms)
+    : machine_(std::make_unique<Machine>(self, chain, store, options, now_ms)) {}
 Replica::~Replica() = default;
 
 void Replica::on_proposed(const ChainConfig& config, uint64_t now_ms, Effects& out) {
@@ -58,7 +58,11 @@ void Replica::on_completion(OpId op, Outcome outcome, BufferRef payload, uint64_
   machine_->finish();
 }
 
-void Replica::on_lease(uint64_t, uint64_t, Effects&) {}
+void Replica::on_lease(uint64_t until_ms, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->lease_received(until_ms);
+  machine_->finish();
+}
 
 void Replica::on_sync(const PeerHeader&, std::span<const uint8_t>, BufferRef payload, PayloadState, uint64_t,
                       Effects& out) {
@@ -93,13 +97,16 @@ bool Replica::Machine::speaks_to_us(const PeerHeader& header) const {
 }
 
 bool Replica::Machine::update_arrived(const PeerHeader& header, const Update& u, PayloadState payload_state) {
-  if (!speaks_to_us(header) || !on_path() || first() || header.from != predecessor() || !reconciled_) return false;
+  if (!speaks_to_us(header) || !on_path() || first() || header.from != predecessor() || !reconciled_)
+    return false;
+  heard_from(header.from);
   update_received(u, payload_state);
   return true;
 }
 
 void Replica::Machine::notice_arrived(const PeerHeader& header, const Notice& n) {
   if (!speaks_to_us(header) || !on_path()) return;
+  heard_from(header.from);
   const bool from_above = !first() && header.from == predecessor();
   const bool from_below = !last() && header.from == successor();
   switch (n.type) {
@@ -149,7 +156,10 @@ void Replica::Machine::notice_arrived(const PeerHeader& header, const Notice& n)
       if (header.from == last_member()) answer_received(n);
       return;
     case NoticeType::lease_ask:
+      lease_asked(header.from, n);
+      return;
     case NoticeType::lease_grant:
+      lease_granted(header.from, n);
       return;
   }
 }

@@ -1,10 +1,12 @@
-// The inside of Replica: its records, and the functions by chapter. One class in eight files:
+// The inside of Replica: its records, and the functions by chapter. One class in several files:
 //   events.cc   the way in
 //   replica.cc  the story of a write, in order
 //   resend.cc   what is sent once more
 //   refusal.cc  the story of an update that some member refuses
 //   reading.cc  reads, and lookups that read
 //   restart.cc  chain versions, and how a chain comes back
+//   lease.cc    who may answer clients, and for how long
+//   suspicion.cc  neighbours that owe an answer
 //   requests.cc requests that wait: deadlines, resends; space epochs, removal of a space
 //   records.cc  the records: made, found, remembered, freed
 // docs/craq.md is what it follows. Included by craq/*.cc only.
@@ -41,6 +43,7 @@ struct Request {
   uint64_t asked_ms = 0;     // of the question
   ChunkFacts chunk;          // read: what the disk reads
   ChainVersion judged_in;    // read: chain version before the disk read
+  uint32_t vanished = 0;     // read: how often the version was gone when the disk came to it
   uint32_t outstanding = 0;  // remove page: removals under way
   Reply reply;               // remove page: as it grows
   Request* queue_next = nullptr;
@@ -215,9 +218,26 @@ struct OpTraits {
   static size_t hash(const Key& k) { return mix64(k); }
 };
 
+// A lease that this member has granted to another one.
+struct Grant {
+  TargetId target;
+  uint64_t until_ms = 0;
+};
+
+// What is known of a neighbour's being there.
+struct Watched {
+  uint64_t heard_ms = 0;  // a message of it, or the last moment at which it owed none
+  uint64_t asked_ms = 0;
+};
+
+// restart.cc. The serving members of a configuration stand first: so many there are.
+uint32_t path_of(const ChainConfig& config);
+uint32_t index_of(const ChainConfig& config, TargetId target);  // member_count if it isn't named
+bool serves(const ChainConfig& config, TargetId target);
+
 class Replica::Machine {
  public:
-  Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options);
+  Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options, uint64_t now_ms);
 
   // Every event: begin, the handler, finish.
   void begin(uint64_t now_ms, Effects& out);
@@ -262,6 +282,11 @@ class Replica::Machine {
   void answer_received(const Notice& n);
   void read_done(Request* r, Outcome outcome);
 
+  // lease.cc
+  void lease_received(uint64_t until_ms);
+  void lease_asked(TargetId from, const Notice& n);
+  void lease_granted(TargetId from, const Notice& n);
+
   // restart.cc
   void proposed(const ChainConfig& config);
   void recorded(const ChainConfig& config);
@@ -291,6 +316,14 @@ class Replica::Machine {
   // --- roles
   bool speaks_to_us(const PeerHeader& header) const;
   bool serving() const { return phase_ == Phase::serving; }
+  // Clean chunks at least: a member that served, and goes on serving in the version that comes, has
+  // had every committed version staged first.
+  bool answers_reads() const {
+    return serving() || (keeps_serving_ && (phase_ == Phase::persisting || phase_ == Phase::reconciling ||
+                                            phase_ == Phase::resuming));
+  }
+  // What is committed here is the chunk's value, whatever is pending.
+  bool decides() const { return last() && serving(); }
   // The path of updates: the serving members of config_, which stand first. The others aren't on it.
   bool on_path() const { return my_index_ < path_count_; }
   bool first() const { return my_index_ == 0; }
@@ -309,6 +342,7 @@ class Replica::Machine {
 
   // --- replica.cc
   bool chain_allows(Request* r, bool head_only);
+  bool chain_version_allows(Request* r, bool head_only);
   bool retry_table_allows(Request* r, const ClientUpdate& u);
   uint64_t least_epoch(uint64_t space) const;
   bool turn_allows(Request* r, const ClientUpdate& u, Chunk* c);
@@ -348,8 +382,29 @@ class Replica::Machine {
   // --- reading.cc
   void finish_read(Request* r, const ClientRead& read, const ChunkFacts& facts);
   void ask(Request* r, const ClientRead& read);
+  void judge_anew(Request* r);
+  void judge_askers();
+
+  // --- lease.cc
+  bool leased() const;
+  bool lease_allows(Request* r);
+  void ask_leases();
+  bool grant(TargetId to);
+  bool granted_outside(const ChainConfig& config) const;
+  uint64_t held_for_ms() const;
+
+  // --- suspicion.cc
+  void heard_from(TargetId target);
+  void watch_neighbours();
+  bool silent(Watched& neighbour, TargetId target, bool owes);
+  bool owes_above() const;
+  bool owes_below() const;
 
   // --- restart.cc
+  void persist_proposal();
+  void persist_recorded();
+  void stand_down(Reason reason);
+  void outgrown_by(const ChainConfig& config);
   bool poisoned() const { return phase_ == Phase::failed && reason_ == Reason::device_failed; }
   void adopt();
   void forget_neighbours();
@@ -405,16 +460,34 @@ class Replica::Machine {
 
   // The chain. config_ is the adopted version; zero = none in this incarnation.
   ChainConfig config_;
-  ChainConfig next_config_;  // recorded, being made durable
+  ChainConfig next_config_;           // recorded, being made durable
+  ChainConfig proposal_;              // the newest one of this incarnation
+  bool proposal_waits_ = false;       // it isn't being made durable yet
+  bool recorded_waits_ = false;       // the same of next_config_
+  bool keeps_serving_ = false;        // has served in this incarnation, and without a break since
+  uint64_t start_hold_until_ms_ = 0;  // of the leases of the last incarnation
+  // Leases. The manager's; the peers' in config_, by index; those that this member has granted, in whatever
+  // version. outgrown_by_: the newest version made durable here that names a serving member that the
+  // adopted one doesn't.
+  uint64_t manager_lease_until_ms_ = 0;
+  std::array<uint64_t, kMaxReplicas> peer_lease_until_ms_{};
+  uint64_t leases_asked_ms_ = 0;
+  std::array<Grant, 2 * kMaxReplicas> grants_{};
+  ChainVersion outgrown_by_;
+  Watched above_;
+  Watched below_;
+  uint64_t watched_ms_ = 0;
+  TargetId suspect_;
   // The newest ones; an older one that is lost comes again (resend.cc). Void with the chain version.
   std::array<EarlyHeld, 64> early_held_;
   uint32_t early_held_count_ = 0;  // of valid entries
   uint32_t early_held_next_ = 0;   // overwritten next
   ChainVersion start_floor_;       // adopted by an earlier incarnation: never again
+  ChainVersion start_proposed_;    // made durable by it; may go on without us: nothing older is adopted
   ChainRecord record_;             // being made durable
   ChainRecord durable_record_;
   bool persisted_here_ = false;
-  uint32_t persists_ = 0;  // PersistChain effects under way
+  uint32_t persists_ = 0;    // PersistChain effects under way
   uint32_t my_index_ = 0;    // in config_
   uint32_t path_count_ = 0;  // serving members of config_
   Phase phase_ = Phase::offline;

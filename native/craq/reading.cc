@@ -17,8 +17,11 @@ void Replica::Machine::judge_read(Request* r, const ClientRead& read) {
     }
     return finish_read(r, read, *newest_durable);
   }
-  if (!c->dirty() || last()) return finish_read(r, read, c->committed);
+  if (!c->dirty() || decides()) return finish_read(r, read, c->committed);
   if (is(Mutant::dirty_read_answers_local)) return finish_read(r, read, c->committed);
+  if (last() && is(Mutant::serve_dirty_as_new_last)) return finish_read(r, read, c->committed);
+  // Nobody to ask yet: the new version isn't ours yet, or we are its last member and have to resolve it.
+  if (!acts() || last()) return park(r);
   r->op = new_op(Op::Kind::question, r, nullptr);
   ask(r, read);
 }
@@ -29,10 +32,27 @@ void Replica::Machine::ask(Request* r, const ClientRead& read) {
   notify(last_member(), Notice{.type = NoticeType::query, .key = read.key, .number = r->op});
 }
 
-// At the last member: what is committed here is the chunk's value.
+// Whoever was asked isn't the last one any more, or it can't be reached.
+void Replica::Machine::judge_anew(Request* r) {
+  drop_op(r->op);
+  r->op = 0;
+  r->state = Request::State::judging;
+  run_.push(r);
+}
+
+void Replica::Machine::judge_askers() {
+  for (Request* r = requests_.first(); r != nullptr; r = requests_.next(r)) {
+    if (r->state == Request::State::asking) judge_anew(r);
+  }
+}
+
+// At the last member: what is committed here is the chunk's value. Before it serves that holds for clean
+// chunks only: the last member before may have committed what is pending here.
 void Replica::Machine::query_received(const PeerHeader& header, const Notice& n) {
-  if (!serving() || !last()) return;
+  if (!answers_reads() || !last()) return;
   const Chunk* c = find_chunk(n.key);
+  const bool undecided = c != nullptr && c->dirty() && !serving();
+  if (undecided && !is(Mutant::serve_dirty_as_new_last)) return;  // asked again when this one serves
   const ChunkFacts facts = c != nullptr ? c->committed : store_.committed(n.key);
   Notice answer{.type = NoticeType::answer, .key = n.key, .version = facts.version, .number = n.number};
   answer.flag = !facts.version.none();
@@ -48,6 +68,7 @@ void Replica::Machine::answer_received(const Notice& n) {
   ops_.remove(op);
   op_pool_.give(op);
   r->op = 0;
+  if (!lease_allows(r)) return;
   if (!n.flag) return finish_read(r, read, ChunkFacts{});
   const Chunk* c = find_chunk(n.key);
   const ChunkFacts committed = c != nullptr ? c->committed : store_.committed(n.key);
@@ -69,15 +90,16 @@ void Replica::Machine::finish_read(Request* r, const ClientRead& read, const Chu
   out_->push_back(Read{r->op, read.token, read.key, facts.version, read.offset_bytes, read.length_bytes});
 }
 
-// The chain version is checked again: what was read may be out of date.
+// The chain version and the lease are checked again: what was read may be out of date.
 void Replica::Machine::read_done(Request* r, Outcome outcome) {
+  constexpr uint32_t kMaxVanished = 16;
   r->op = 0;
-  const bool same_chain = serving() && config_.version == r->judged_in;
-  if (!same_chain && !is(Mutant::no_recheck_after_read)) {
-    run_.push(r);
-    return;
-  }
-  reply(r, outcome, r->chunk);
+  if (is(Mutant::no_recheck_after_read)) return reply(r, outcome, r->chunk);
+  const bool same_chain = answers_reads() && config_.version == r->judged_in;
+  const bool gone = outcome == Outcome::absent && ++r->vanished < kMaxVanished;
+  if (!same_chain || gone) return run_.push(r);
+  if (!is(Mutant::no_lease_check_after_read) && !lease_allows(r)) return;
+  reply(r, outcome == Outcome::absent ? Outcome::io_error : outcome, r->chunk);
 }
 
 // Committed state alone answers, once nothing at or above the last committed chunk is pending.
@@ -86,7 +108,7 @@ void Replica::Machine::judge_last_chunk(Request* r, const ClientLastChunk& last_
   std::optional<ChunkKey> key = store_.last_committed(last_chunk.space);
   for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
     if (p->update.key.space() != last_chunk.space) continue;
-    const bool undecided = !last() || p->disk == Pending::Disk::staging;  // it may be commit_now
+    const bool undecided = !decides() || p->disk == Pending::Disk::staging;  // it may be commit_now
     if (undecided && (!key.has_value() || p->update.key >= *key)) return park(r);
   }
   if (!key.has_value()) return reply(r, Outcome::absent);

@@ -64,22 +64,10 @@ void Replica::Machine::judge(Request* r) {
              r->body);
 }
 
-// The first two checks of every request: chain version, then authority.
+// The first two checks of every request: chain version (and lease), then authority.
 bool Replica::Machine::chain_allows(Request* r, bool head_only) {
-  if (phase_ == Phase::offline || phase_ == Phase::failed || phase_ == Phase::syncing) {
-    Reply no;
-    no.outcome = Outcome::offline;
-    reply(r, no);
-    return false;
-  }
-  if (phase_ != Phase::persisting && r->chain_version() < config_.version) {
-    reply(r, Outcome::stale_chain);
-    return false;
-  }
-  if (!serving() || r->chain_version() > config_.version) {
-    park(r);
-    return false;
-  }
+  if (!chain_version_allows(r, head_only)) return false;
+  if (!is(Mutant::no_lease_check) && !lease_allows(r)) return false;
   if (head_only && !first()) {
     reply(r, Outcome::not_head);
     return false;
@@ -89,6 +77,22 @@ bool Replica::Machine::chain_allows(Request* r, bool head_only) {
     return false;
   }
   return true;
+}
+
+// A read of an older version is answered: this member serves, and says that there is a newer one.
+bool Replica::Machine::chain_version_allows(Request* r, bool head_only) {
+  if (phase_ == Phase::offline || phase_ == Phase::failed || phase_ == Phase::syncing) {
+    reply(r, Outcome::offline);
+    return false;
+  }
+  if (head_only && phase_ != Phase::persisting && r->chain_version() < config_.version) {
+    reply(r, Outcome::stale_chain);
+    return false;
+  }
+  const bool answers = head_only ? serving() : answers_reads();
+  if (answers && r->chain_version() <= config_.version) return true;
+  park(r);
+  return false;
 }
 
 void Replica::Machine::judge_update(Request* r, const ClientUpdate& u) {

@@ -341,25 +341,33 @@ enum class Mutant : uint8_t {
   forget_refusals,
   forget_retries_on_restart,
   commit_unknown_pendings,
-  early_promotion = 30,   // recovery: done as soon as all ranges have been asked about
-  no_wait_in_step,        // commits don't wait for the syncing member
-  ignore_sync_numbers,    // it takes late and repeated transfers again
-  forget_backlog,         // what changes behind the cursor isn't sent
-  no_retry_copy,          // the retry table isn't copied
-  no_erase,               // chunks that only the syncing member has stay
-  spread_corruption,      // payloads that failed their checksums are sent and installed
-  repair_any_version,     // a repair is installed whatever is committed by now
-  trust_old_attempts,     // messages of an earlier attempt take effect
-  no_epoch_copy,          // the space epochs aren't copied
+  no_lease_check_after_read = 20,      // leases: only on arrival
+  no_lease_check,                      // and not on arrival, only after the disk read
+  persist_without_waiting_for_leases,  // granted to those that the proposal leaves out
+  no_start_hold,                       // nor those that the last incarnation granted
+  serve_dirty_as_new_last,             // it answers before it has committed its pendings
+  keep_serving_when_left_out,          // by a proposal that it has made durable
+  lone_without_persisted_check,        // alone in the adopted version is enough, whatever comes
+  early_promotion = 30,                // recovery: done as soon as all ranges have been asked about
+  no_wait_in_step,                     // commits don't wait for the syncing member
+  ignore_sync_numbers,                 // it takes late and repeated transfers again
+  forget_backlog,                      // what changes behind the cursor isn't sent
+  no_retry_copy,                       // the retry table isn't copied
+  no_erase,                            // chunks that only the syncing member has stay
+  spread_corruption,                   // payloads that failed their checksums are sent and installed
+  repair_any_version,                  // a repair is installed whatever is committed by now
+  trust_old_attempts,                  // messages of an earlier attempt take effect
+  no_epoch_copy,                       // the space epochs aren't copied
 };
 
 struct Options {
   uint32_t max_pendings = 1024;          // the head numbers no more at a time; others wait
   uint32_t max_pendings_per_chunk = 16;  // the same for one chunk
   uint64_t resend_ms = 500;              // unanswered messages to members are sent again
-  uint64_t peer_lease_ms = 2000;         // that members grant each other; a fifth of the failure timeout
-  uint64_t suspect_ms = 10000;           // a neighbour that owes an answer for so long is reported
-  uint32_t sync_window = 16;             // transfers of a sync under way
+  uint64_t peer_lease_ms = 2000;         // that members grant each other; a fifth of the failure timeout, the
+                                         // same on all servers. 0: no leases (tests that aren't about them)
+  uint64_t suspect_ms = 10000;  // a neighbour that owes and is silent for so long is reported; 0: none
+  uint32_t sync_window = 16;    // transfers of a sync under way
   Mutant mutant = Mutant::none;
 };
 
@@ -375,7 +383,7 @@ struct ReplicaStatus {
   uint32_t waiting = 0;                      // client requests that wait
   MemberState state = MemberState::offline;  // as it sees itself
   bool leased = false;
-  TargetId suspect;  // a neighbour that hasn't answered for suspect_ms; zero = none
+  TargetId suspect;  // a neighbour that owes an answer and hasn't been heard of for suspect_ms; zero = none
   // Of the sync that this target is the source of, in chain_version:
   TargetId sync_target;    // zero = none
   bool sync_done = false;  // sync_target equals this target, and every commit waits for it

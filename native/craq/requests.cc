@@ -20,7 +20,7 @@ void Replica::Machine::reply(Request* r, const Reply& prepared) {
   Reply answer = prepared;
   answer.token = r->token();
   answer.chain_version = config_.version;
-  if (answer.outcome == Outcome::offline) answer.reason = reason_;
+  if (answer.outcome == Outcome::offline && answer.reason == Reason::none) answer.reason = reason_;
   out_->push_back(answer);
   forget(r);
 }
@@ -85,6 +85,10 @@ void Replica::Machine::expire() {
 void Replica::Machine::tick() {
   expire();
   while (Request* r = parked_.pop()) run_.push(r);
+  persist_proposal();
+  persist_recorded();
+  ask_leases();
+  watch_neighbours();
   if (!acts() || !on_path()) return;
   if (now_ms_ - nudged_ms_ >= options_.resend_ms && !serving()) nudge(false);
   resend_old();
@@ -104,7 +108,11 @@ void Replica::Machine::resend_old() {
     if (!e->acked && old(e->sent_ms)) send_epoch(e);
   }
   for (Request* r = requests_.first(); r != nullptr; r = requests_.next(r)) {
-    if (r->state == Request::State::asking && old(r->asked_ms)) ask(r, std::get<ClientRead>(r->body));
+    if (r->state != Request::State::asking || !old(r->asked_ms)) continue;
+    if (leased())
+      ask(r, std::get<ClientRead>(r->body));
+    else
+      judge_anew(r);
   }
 }
 

@@ -5,12 +5,18 @@
 
 namespace ffs::craq {
 
-Replica::Machine::Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options)
+Replica::Machine::Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options,
+                          uint64_t now_ms)
     : self_(self), chain_(chain), store_(store), options_(options), record_(store.chain_record()) {
   durable_record_ = record_;
   start_floor_ = record_.adopted;
   if (is(Mutant::reuse_versions_after_restart)) start_floor_ = ChainVersion{};
   if (start_floor_ != ChainVersion{}) reason_ = Reason::restarted;
+  // What else the last incarnation has made durable isn't known, nor what it has granted.
+  start_proposed_ = record_.proposed;
+  if (record_.proposed > record_.adopted) outgrown_by_ = record_.proposed;
+  const bool may_have_granted = record_.adopted != ChainVersion{} && !is(Mutant::no_start_hold);
+  if (may_have_granted) start_hold_until_ms_ = now_ms + options_.peer_lease_ms;
   load_pendings();
 }
 
@@ -46,9 +52,6 @@ void Replica::Machine::load_pendings() {
 
 // ---- A new chain version --------------------------------------------------------------------
 
-namespace {
-
-// The serving members stand first.
 uint32_t path_of(const ChainConfig& config) {
   uint32_t count = 0;
   while (count < config.member_count && config.members[count].state == MemberState::serving) count++;
@@ -61,7 +64,9 @@ uint32_t index_of(const ChainConfig& config, TargetId target) {
   return index;
 }
 
-}  // namespace
+bool serves(const ChainConfig& config, TargetId target) {
+  return index_of(config, target) < path_of(config);
+}
 
 TargetId Replica::Machine::syncing_member() const {
   if (path_count_ >= config_.member_count) return TargetId{};
@@ -70,24 +75,72 @@ TargetId Replica::Machine::syncing_member() const {
 }
 
 void Replica::Machine::proposed(const ChainConfig& config) {
-  if (poisoned() || config.version < record_.proposed) return;
-  record_.proposed = config.version;
+  const ChainVersion decided = std::max({config_.version, next_config_.version, start_floor_});
+  if (poisoned() || config.version <= decided) return;
+  if (config.version < std::max(record_.proposed, proposal_.version)) return;
+  if (config.version == proposal_.version) {
+    const bool durable = !proposal_waits_ && persists_ == 0;
+    if (durable) out_->push_back(ProposalPersisted{config.version});
+    return;
+  }
+  proposal_ = config;
+  proposal_waits_ = true;
+  if (!serves(config, self_) && !is(Mutant::keep_serving_when_left_out)) stand_down(Reason::left_out);
+  persist_proposal();
+}
+
+// The chain may go on without this member as soon as this proposal is durable here.
+void Replica::Machine::stand_down(Reason reason) {
+  recorded_waits_ = false;
+  const bool takes_part = config_.version != ChainVersion{} && on_path();
+  if (takes_part && phase_ != Phase::offline && phase_ != Phase::failed) go_offline(reason);
+}
+
+// Once it is durable here, the chain may go on without those that it leaves out: not before the leases
+// are over that they may hold from this member, in this incarnation or the last one. Tried at each tick.
+void Replica::Machine::persist_proposal() {
+  if (!proposal_waits_ || now_ms_ < start_hold_until_ms_ || poisoned()) return;
+  if (granted_outside(proposal_) && !is(Mutant::persist_without_waiting_for_leases)) return;
+  proposal_waits_ = false;
+  record_.proposed = proposal_.version;
+  outgrown_by(proposal_);
   persist_chain();
+}
+
+void Replica::Machine::outgrown_by(const ChainConfig& config) {
+  for (uint32_t i = 0; i < path_of(config); i++) {
+    if (!serves(config_, config.members[i].target)) outgrown_by_ = std::max(outgrown_by_, config.version);
+  }
 }
 
 void Replica::Machine::recorded(const ChainConfig& config) {
   FFS_CHECK(config.member_count <= kMaxReplicas);
-  if (poisoned()) return;
+  if (poisoned() || config.version < start_proposed_) return;
   if (config.version <= std::max({config_.version, next_config_.version, start_floor_})) return;
   next_config_ = config;
   const uint32_t path = path_of(config);
   const uint32_t mine = index_of(config, self_);
   const bool syncs = mine < config.member_count && config.members[mine].state == MemberState::syncing;
+  recorded_waits_ = false;
+  if (proposal_.version <= config.version) proposal_waits_ = false;
   if (phase_ == Phase::failed && !syncs) return;  // diverged: only a sync cures it
   if (path == 0) return go_offline(Reason::members_incomplete);
   if (mine >= path && !syncs) return go_offline(Reason::not_a_member);
+  const bool left_out = proposal_.version > config.version && !serves(proposal_, self_);
+  if (left_out && !syncs && !is(Mutant::keep_serving_when_left_out)) return go_offline(Reason::left_out);
+  recorded_waits_ = true;
+  if (syncs || phase_ == Phase::failed) keeps_serving_ = false;
+  if (now_ms_ < start_hold_until_ms_) return go_offline(Reason::start_hold);
+  persist_recorded();
+}
+
+// Made durable, then adopted.
+void Replica::Machine::persist_recorded() {
+  if (!recorded_waits_ || now_ms_ < start_hold_until_ms_ || poisoned()) return;
+  recorded_waits_ = false;
   set_phase(Phase::persisting, Reason::persisting);
-  record_.adopted = config.version;
+  outgrown_by(next_config_);
+  record_.adopted = next_config_.version;
   persist_chain();
 }
 
@@ -122,6 +175,8 @@ void Replica::Machine::adopt() {
 
 void Replica::Machine::forget_neighbours() {
   counter_ = 0;
+  peer_lease_until_ms_ = {};
+  leases_asked_ms_ = 0;
   floor_ = Version{};
   early_held_count_ = early_held_next_ = 0;
   while (Chunk* c = memory_.first()) {
@@ -146,14 +201,8 @@ void Replica::Machine::forget_neighbours() {
     if (!first()) finish_epoch(e);
     e = next;
   }
-  for (Request* r = requests_.first(); r != nullptr; r = requests_.next(r)) {
-    if (r->state != Request::State::asking) continue;
-    drop_op(r->op);
-    r->op = 0;
-    r->state = Request::State::judging;
-    run_.push(r);
-  }
-  nudged_ms_ = now_ms_;
+  judge_askers();
+  nudged_ms_ = above_.heard_ms = below_.heard_ms = now_ms_;
 }
 
 void Replica::Machine::begin_reconciling() {
@@ -322,9 +371,12 @@ void Replica::Machine::maybe_serve() {
   serve();
 }
 
+// The last member serves by now, too, and answers what it couldn't before.
 void Replica::Machine::serve() {
+  keeps_serving_ = true;
   set_phase(Phase::serving, Reason::none);
   if (!first()) notify(predecessor(), Notice{.type = NoticeType::ready});
+  judge_askers();
   unpark();
 }
 
@@ -361,14 +413,19 @@ void Replica::Machine::set_phase(Phase phase, Reason reason) {
 }
 
 void Replica::Machine::go_offline(Reason reason) {
+  keeps_serving_ = false;
   set_phase(Phase::offline, reason);
+  judge_askers();
   unpark();
 }
 
-// Until restart, or until it is synced. What waits for a result waits for its deadline: its outcome is unknown.
+// Until restart, or until it is synced. What waits for a result waits for its deadline: its outcome is
+// unknown.
 void Replica::Machine::fail(Reason reason) {
   if (poisoned()) return;
+  keeps_serving_ = false;
   set_phase(Phase::failed, reason);
+  judge_askers();
   unpark();
 }
 
@@ -382,6 +439,8 @@ ReplicaStatus Replica::Machine::status() const {
   s.member_count = config_.member_count;
   s.my_index = my_index_;
   s.pendings = pending_count_;
+  s.leased = leased();
+  s.suspect = suspect_;
   s.waiting = static_cast<uint32_t>(request_pool_.used());
   const bool acting = phase_ != Phase::offline && phase_ != Phase::failed && path_count_ > 0;
   if (acting && on_path()) s.state = MemberState::serving;

@@ -75,6 +75,7 @@ struct Fixture {
       from_below(Notice{.type = NoticeType::ready});
     }
     REQUIRE(replica->status().serving);
+    replica->on_lease(now_ms + 3'600'000, now_ms, out);
     out.clear();
   }
 
