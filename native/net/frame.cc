@@ -90,12 +90,14 @@ uint32_t min_fixed_bytes(Type type) {
       return sizeof(wire::Forward);
     case Type::kNotice:
       return sizeof(wire::Notice);
+    case Type::kSync:
+      return sizeof(wire::Sync);
   }
   return 0;
 }
 
 bool may_carry_payload(Type type) {
-  return type == Type::kUpdate || type == Type::kForward || type == Type::kReadReply;
+  return type == Type::kUpdate || type == Type::kForward || type == Type::kReadReply || type == Type::kSync;
 }
 
 // --- FrameReader ----------------------------------------------------------------------------

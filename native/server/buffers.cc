@@ -10,6 +10,8 @@ namespace {
 
 // Sixteenths of the whole by use. Reads need little: they live as long as a device read and a send.
 constexpr size_t kReadShare = 4, kUpdateShare = 6, kTailShare = 3, kBeforeTailShare = 2, kFartherShare = 1;
+// Beside that whole: a window of chunks on their way out of, and into, this shard.
+constexpr size_t kSyncShare = 2;
 
 }  // namespace
 
@@ -19,6 +21,8 @@ Result<std::unique_ptr<Buffers>> Buffers::create(io::Io& io, size_t total_bytes)
   buffers->asked_bytes_ = total_bytes;
   FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kRead), kReadShare));
   FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kUpdate), kUpdateShare));
+  FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kSyncOut), kSyncShare));
+  FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kSyncIn), kSyncShare));
   FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kTail), kTailShare));
   FFS_TRY_STATUS(buffers->make_pool(static_cast<size_t>(BufferUse::kBeforeTail), kBeforeTailShare));
   return buffers;

@@ -2,7 +2,9 @@
 // that would free it (docs/architecture.md, Buffers): a read waits for the device and its
 // client only; an update of a client waits for the chain behind it; an update from a predecessor
 // waits for the members behind *this* one, hence a pool by distance from the tail: whoever holds a
-// buffer waits only for those who are nearer to their tail, so no circle of full pools can form.
+// buffer waits only for those who are nearer to their tail, so no circle of full pools can form. What
+// recovery and repair send waits for the receiver's pool of what they receive, and that one for the
+// device only.
 // One shard thread.
 #pragma once
 
@@ -18,8 +20,8 @@
 namespace ffs::server {
 
 // kTail + n: updates from a predecessor, with n members behind this one.
-enum class BufferUse : uint8_t { kRead, kUpdate, kTail, kBeforeTail };
-constexpr size_t kBufferUses = 2 + kMaxReplicas - 1;
+enum class BufferUse : uint8_t { kRead, kUpdate, kSyncOut, kSyncIn, kTail, kBeforeTail };
+constexpr size_t kBufferUses = 4 + kMaxReplicas - 1;
 
 constexpr BufferUse use_by_distance(uint32_t members_behind) {
   return static_cast<BufferUse>(static_cast<uint32_t>(BufferUse::kTail) + members_behind);
@@ -40,7 +42,7 @@ struct BufferWaiter {
 class Buffers {
  public:
   // Splits `total_bytes` (rounded up so that each pool holds a chunk) for chains of at most three
-  // members. Blocks.
+  // members, and takes a quarter more for recovery. Blocks.
   static Result<std::unique_ptr<Buffers>> create(io::Io& io, size_t total_bytes);
 
   // Makes the pools that longer chains need, each a sixteenth of the whole. Blocks.

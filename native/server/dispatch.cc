@@ -24,6 +24,7 @@ bool Shard::dispatch(Session& session, const net::Frame& frame) {
   }
   if (session.from_server) {
     if (frame.type == Type::kForward) return on_forward(session, frame);
+    if (frame.type == Type::kSync) return on_sync(session, frame);
     if (frame.type == Type::kNotice) {
       on_notice(session, frame);
       return true;

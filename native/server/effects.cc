@@ -14,21 +14,6 @@ using wire::Type;
 
 namespace {
 
-Outcome outcome_of(int error) {
-  switch (error) {
-    case 0:
-      return Outcome::ok;
-    case ENOSPC:
-      return Outcome::no_space;
-    case EDQUOT:
-      return Outcome::over_quota;
-    case EBADMSG:
-      return Outcome::corrupt;
-    default:
-      return Outcome::io_error;
-  }
-}
-
 engine::UpdateKind kind_of(craq::UpdateKind kind) {
   switch (kind) {
     case craq::UpdateKind::write:
@@ -84,7 +69,12 @@ const char* reason_text(craq::Reason reason) {
 void Shard::run_effects(Target& target) {
   // run() never appends to effects_: completions and messages come back as later events.
   for (const craq::Effect& effect : effects_) {
-    std::visit([&](const auto& one) { run(target, one); }, effect);
+    std::visit(
+        [&](const auto& one) {
+          if constexpr (requires { one.op; }) target.under_way++;
+          run(target, one);
+        },
+        effect);
   }
 }
 
@@ -96,6 +86,11 @@ void Shard::run_completions() {
   while (!completions_.empty()) {
     completing_.swap(completions_);
     for (const Completion& done : completing_) {
+      done.target->under_way--;
+      if (done.target->leaving) {
+        go_on_leaving(*done.target);
+        continue;
+      }
       event(*done.target, [&](craq::Replica& replica) {
         replica.on_completion(done.op, done.outcome, done.buffer, now_ms_, effects_);
       });
@@ -181,7 +176,16 @@ void Shard::run(Target& target, const craq::Fetch& effect) {
 }
 
 void Shard::run(Target&, const craq::Release& effect) {
-  release(Payload::of(effect.payload));
+  Payload* payload = Payload::of(effect.payload);
+  payload->holder = nullptr;
+  release(payload);
+}
+
+// The caller's reference becomes the replica's.
+craq::BufferRef Shard::give(Target& target, Payload* payload) {
+  if (payload == nullptr) return craq::kNoBuffer;
+  payload->holder = &target;
+  return payload->ref();
 }
 
 // --- the store ------------------------------------------------------------------------------------
@@ -289,58 +293,9 @@ void Shard::run(Target& target, const craq::Read& effect) {
   read.offset = effect.offset_bytes;
   read.length = effect.length_bytes;
   read.verify_partial = (request->read_flags & wire::kReadVerifyPartial) != 0;
+  read.verify_whole = (request->read_flags & wire::kReadVerifyWhole) != 0;
   read.checksums = (request->read_flags & wire::kReadWantChecksums) != 0 ? request->sums.data() : nullptr;
   start_read(request);
-}
-
-void Shard::run(Target& target, const craq::Load& effect) {
-  LoadWork* work = loads_.take();
-  static_cast<engine::ReadOp&>(*work) = engine::ReadOp{};
-  work->shard = this;
-  work->owner_target = &target;
-  work->op_id = effect.op;
-  work->done = on_loaded;
-  work->target = target.id;
-  work->key = effect.key;
-  work->at_least = effect.version;
-  work->exact_version = true;
-  work->length = effect.length_bytes;
-  work->payload = take_payload(0, effect.length_bytes);
-  work->payload->crc_count = net::piece_count(0, effect.length_bytes);
-  work->payload->has_crcs = true;
-  work->checksums = work->payload->crcs.data();
-  work->waiter.ready = on_load_buffer;
-  work->waiter.owner = work;
-  const uint32_t bytes = std::max(effect.length_bytes, 1u);
-  uint8_t* buffer = buffers_->allocate_or_wait(BufferUse::kUpdate, bytes, &work->waiter);
-  if (buffer != nullptr) on_load_buffer(&work->waiter, buffer);
-}
-
-void Shard::on_load_buffer(BufferWaiter* waiter, uint8_t* buffer) {
-  LoadWork* work = static_cast<LoadWork*>(waiter->owner);
-  Shard* self = work->shard;
-  self->set_buffer(work->payload, buffer);
-  work->memory = buffer;
-  work->region = self->buffers_->region_of(buffer);
-  self->store_->read(work);
-}
-
-void Shard::on_loaded(engine::StoreOp* op) {
-  LoadWork* work = static_cast<LoadWork*>(op);
-  Shard* self = work->shard;
-  Outcome outcome = outcome_of(op->error);
-  // Length and checksums are the store's; the bytes are checked before they are passed on.
-  if (outcome == Outcome::ok &&
-      (work->read_length != work->payload->length || !self->check_payload(work->payload))) {
-    outcome = Outcome::corrupt;
-  }
-  craq::BufferRef buffer = work->payload->ref();
-  if (outcome != Outcome::ok) {
-    self->release(work->payload);
-    buffer = craq::kNoBuffer;
-  }
-  self->complete(*work->owner_target, work->op_id, outcome, buffer);
-  self->loads_.give(work);
 }
 
 // --- news -----------------------------------------------------------------------------------------
@@ -359,28 +314,5 @@ void Shard::run(Target& target, const craq::StateChanged& effect) {
 
 // Access times come with eviction; nothing keeps them yet.
 void Shard::run(Target&, const craq::Touch&) {}
-
-// Recovery: nothing gives these effects yet.
-void Shard::run(Target&, const craq::SendSync&) {
-  FFS_CHECK(false);
-}
-void Shard::run(Target&, const craq::Copy&) {
-  FFS_CHECK(false);
-}
-void Shard::run(Target&, const craq::Install&) {
-  FFS_CHECK(false);
-}
-void Shard::run(Target&, const craq::Erase&) {
-  FFS_CHECK(false);
-}
-void Shard::run(Target&, const craq::ResetTarget&) {
-  FFS_CHECK(false);
-}
-void Shard::run(Target&, const craq::SetRetry&) {
-  FFS_CHECK(false);
-}
-void Shard::run(Target&, const craq::Repaired&) {
-  FFS_CHECK(false);
-}
 
 }  // namespace ffs::server

@@ -140,7 +140,67 @@ void Shard::give_lease(Target& target) {
 // --- leaving --------------------------------------------------------------------------------------
 
 bool Shard::release_target(TargetId id) {
-  return std::find(target_ids_.begin(), target_ids_.end(), id) != target_ids_.end();
+  if (std::find(target_ids_.begin(), target_ids_.end(), id) == target_ids_.end()) return false;
+  (void)call([this, id] { begin_leaving(id); });
+  return true;
+}
+
+// Its replica hears nothing from now on; what it has started ends first (go_on_leaving).
+void Shard::begin_leaving(TargetId id) {
+  auto& target = targets_[id.value];
+  if (target != nullptr && target->leaving) return;
+  if (target == nullptr) {  // in no chain since the start
+    craq::ChainRecord record;
+    target = std::make_unique<Target>();
+    target->id = id;
+    target->shard = this;
+    (void)decode_chain_record(store_->chain_state(id), &target->chain, &record);
+  }
+  log(LogLevel::kInfo, "target %llu leaves chain %u and drops its content",
+      static_cast<unsigned long long>(id.value), target->chain.value);
+  target->leaving = true;
+  go_on_leaving(*target);
+}
+
+// Once nothing of the replica is under way: drops it, then all that the store has of the target.
+void Shard::go_on_leaving(Target& target) {
+  if (target.under_way > 0) return;
+  abandon(target);
+  SmallWork* work = take_small(target, 0);
+  work->done = on_left;
+  store_->release_target(target.id, work);
+}
+
+void Shard::on_left(engine::StoreOp* op) {
+  SmallWork* work = static_cast<SmallWork*>(op);
+  Shard* self = work->shard;
+  const TargetId id = work->target->id;
+  self->smalls_.give(work);
+  if (op->error != 0) {
+    // The device is poisoned; it goes on reporting its chain, and is released after the restart.
+    log(LogLevel::kError, "target %llu: dropping its content failed: %s (errno %d)",
+        static_cast<unsigned long long>(id.value), op->what != nullptr ? op->what : "", op->error);
+    return;
+  }
+  self->targets_.erase(id.value);
+  self->signal_news();
+}
+
+// Gives back what a replica holds: requests that wait in it are answered, payloads released.
+void Shard::abandon(Target& target) {
+  target.replica.reset();
+  target.view.reset();
+  for (uint32_t slot = 0; slot < requests_.size(); slot++) {
+    Request* request = requests_.at(slot);
+    if (request->session == nullptr || request->target != &target) continue;
+    refuse_request(request, EAGAIN, wire::Detail::kWrongTarget);
+  }
+  for (uint32_t slot = 0; slot < payloads_.size(); slot++) {
+    Payload* payload = payloads_.at(slot);
+    if (payload->references == 0 || payload->holder != &target) continue;
+    payload->holder = nullptr;
+    release(payload);
+  }
 }
 
 // --- reports --------------------------------------------------------------------------------------
@@ -164,7 +224,11 @@ TargetReport Shard::report_of(TargetId id) const {
   if (auto found = targets_.find(id.value); found != targets_.end()) {
     const Target& target = *found->second;
     report.chain = target.chain;
-    report.status = target.replica->status();
+    if (target.replica != nullptr) report.status = target.replica->status();
+    if (target.leaving) {
+      report.status.serving = false;
+      report.status.reason = craq::Reason::not_a_member;
+    }
     report.persisted_here = target.persisted_here || report.status.persisted_here;
   }
   report.recorded = report.status.chain_version;

@@ -27,7 +27,7 @@ std::string Peers::place_key(const Route& route) {
 
 void Peers::set_routes(const std::vector<Route>& routes, uint32_t member_count, uint64_t now_ms) {
   now_ms_ = now_ms;
-  lanes_ = std::clamp(member_count, lanes_, kMaxLanes);
+  lanes_ = std::clamp(member_count, lanes_, kMaxReplicas);
   for (auto& [key, peer] : peers_) peer->wanted = false, peer->targets.clear();
   by_target_.clear();
   for (const Route& route : routes) {
@@ -93,9 +93,9 @@ void Peers::tick(uint64_t now_ms) {
   forget_unwanted();
   if (closed_) return;
   for (auto& [key, peer] : peers_) {
-    for (uint32_t i = 0; i < lanes_; i++) {
+    for (uint32_t i = 0; i < kMaxLanes; i++) {
       Lane& lane = peer->lanes[i];
-      if (lane.state == Lane::State::kIdle && now_ms >= lane.retry_at_ms) dial(lane, now_ms);
+      if (used(i) && lane.state == Lane::State::kIdle && now_ms >= lane.retry_at_ms) dial(lane, now_ms);
     }
   }
 }
@@ -196,8 +196,10 @@ bool Peers::read_lane(Lane& lane) {
 }
 
 bool Peers::all_up(const Peer& peer) const {
-  return std::all_of(peer.lanes.begin(), peer.lanes.begin() + lanes_,
-                     [](const Lane& lane) { return lane.state == Lane::State::kUp; });
+  for (uint32_t i = 0; i < kMaxLanes; i++) {
+    if (used(i) && peer.lanes[i].state != Lane::State::kUp) return false;
+  }
+  return true;
 }
 
 void Peers::close_lane(Lane& lane, const char* why) {

@@ -2,7 +2,8 @@
 // one for what never waits for a buffer on the other side, and one `down` for each distance of the
 // receiver from its tail, for updates and what must follow them in order. So a full pool on the
 // other side holds up only those updates that wait for the same pool (server/buffers.h), and never
-// the notices (held, acknowledged, cancelled) that will empty it. A lane that is down drops what it is given:
+// the notices (held, acknowledged, cancelled) that will empty it. Recovery and repair have a lane of their
+// own, so that their chunks stand in nobody's way. A lane that is down drops what it is given:
 // the replicas send again when it is back (craq/replica.h, on_peer_connected). One shard thread.
 #pragma once
 
@@ -31,13 +32,14 @@ struct Route {
   bool operator==(const Route&) const = default;
 };
 
-// 0: free; 1 + n: down to a member with n members behind it.
+// 0: free; 1 + n: down to a member with n members behind it; the last: recovery.
 using LaneNumber = uint32_t;
 constexpr LaneNumber kLaneFree = 0;
 constexpr LaneNumber lane_down(uint32_t members_behind) {
   return 1 + members_behind;
 }
-constexpr uint32_t kMaxLanes = kMaxReplicas;
+constexpr LaneNumber kLaneSync = kMaxReplicas;
+constexpr uint32_t kMaxLanes = kMaxReplicas + 1;
 
 class Peers {
  public:
@@ -98,6 +100,7 @@ class Peers {
   void close_lane(Lane& lane, const char* why);
   void list(Lane& lane);
   bool all_up(const Peer& peer) const;
+  bool used(uint32_t number) const { return number < lanes_ || number == kLaneSync; }
   void forget_unwanted();
 
   io::Io& io_;
@@ -110,7 +113,7 @@ class Peers {
   std::vector<uint64_t> released_;
   uint64_t now_ms_ = 0;
   uint32_t open_lanes_ = 0;
-  uint32_t lanes_ = 2;  // that are used
+  uint32_t lanes_ = 2;  // free and down that are used
   bool closed_ = false;
 };
 

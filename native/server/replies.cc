@@ -28,34 +28,45 @@ void Shard::push_status(Session& session, Type type, uint64_t request_id, int st
 
 // Answers a request that no replica is asked about.
 void Shard::refuse(Session& session, const net::Frame& frame, int status, Detail detail) {
-  metrics_.errors++;
   if (frame.payload_bytes > 0) session.connection.reader.discard_payload();
+  send_refusal(session, frame.type, frame.request_id, status, detail);
+}
+
+// Answers one whose replica is gone.
+void Shard::refuse_request(Request* request, int status, Detail detail) {
+  Session& session = *request->session;
+  if (session.open) send_refusal(session, request->type, request->request_id, status, detail);
+  give_request(request);
+}
+
+void Shard::send_refusal(Session& session, Type type, uint64_t request_id, int status, Detail detail) {
+  metrics_.errors++;
   const auto status_field = static_cast<uint32_t>(status);
   const auto detail_field = static_cast<uint32_t>(detail);
-  switch (frame.type) {
+  switch (type) {
     case Type::kRead: {
       wire::ReadReply reply{};
       reply.status = status_field;
       reply.detail = detail_field;
       reply.routing_epoch = routing_epoch_;
-      session.connection.queue.push(Type::kReadReply, frame.request_id, reply);
+      session.connection.queue.push(Type::kReadReply, request_id, reply);
       break;
     }
     case Type::kUpdate:
-      return send_update_refusal(session, frame.request_id, status, detail_field);
+      return send_update_refusal(session, request_id, status, detail_field);
     case Type::kExists: {
       wire::ExistsReply reply{};
       reply.status = status_field;
       reply.detail = detail_field;
       reply.routing_epoch = routing_epoch_;
-      session.connection.queue.push(Type::kExistsReply, frame.request_id, reply);
+      session.connection.queue.push(Type::kExistsReply, request_id, reply);
       break;
     }
     case Type::kLastChunk: {
       wire::LastChunkReply reply{};
       reply.status = status_field;
       reply.detail = detail_field;
-      session.connection.queue.push(Type::kLastChunkReply, frame.request_id, reply);
+      session.connection.queue.push(Type::kLastChunkReply, request_id, reply);
       break;
     }
     default:
@@ -136,6 +147,7 @@ void Shard::reply_read(Request* request, const craq::Reply& answer) {
     queue.push_piece(net::Bytes(read.memory, payload_bytes), reinterpret_cast<uint64_t>(request->buffer));
     request->buffer = nullptr;
   }
+  share_.client_served(now_us_);
   metrics_.reads++;
   metrics_.read_bytes += read.read_length;
   list_to_flush(session);
@@ -165,6 +177,7 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
     reply.value = request->length;
   }
   if (answer.outcome == Outcome::ok) {
+    share_.client_served(now_us_);
     metrics_.updates++;
     metrics_.update_bytes += request->length;
   } else if (answer.outcome != Outcome::existed) {

@@ -31,7 +31,7 @@ class Server {
   int release_target(TargetId target);  // 0 or ENOENT; returns before it is done
   // Readable when report() has news; reading its 8 bytes rearms it. The server's.
   int news_fd() const { return news_.get(); }
-  int stop();                  // 0 or the first errno; idempotent
+  int stop();  // 0 or the first errno; idempotent
 
  private:
   Fd news_;  // outlives the shards, which write it

@@ -39,6 +39,7 @@ struct Payload {
   // Where it comes from, when it is fetched (PayloadState::later).
   ClientRegion* region = nullptr;
   uint64_t address = 0;
+  Target* holder = nullptr;  // whose replica has a reference
   Target* target = nullptr;  // the fetch's
   craq::OpId fetch = 0;
   uint32_t fetched = 0;  // bytes copied
@@ -134,6 +135,8 @@ struct Session {
     wire::Type type{};
     wire::Update update{};  // kUpdate, and the update inside a kForward
     wire::Forward forward{};
+    wire::Sync sync{};
+    std::vector<uint8_t> message;  // of a kSync
     Payload* payload = nullptr;
   } incoming;
   BufferWaiter waiter;  // for the payload's buffer
@@ -157,6 +160,7 @@ struct SmallWork : engine::StoreOp {
   craq::OpId op_id = 0;
 };
 
+// A whole version read for a replica: to be sent again (Load), or to be copied to another member.
 struct LoadWork : engine::ReadOp {
   LoadWork* next_free = nullptr;
   uint32_t slot = 0;
@@ -164,7 +168,19 @@ struct LoadWork : engine::ReadOp {
   Target* owner_target = nullptr;
   craq::OpId op_id = 0;
   Payload* payload = nullptr;  // what the replica will own
+  BufferUse use = BufferUse::kUpdate;
+  bool background = false;  // counted by the share of recovery
   BufferWaiter waiter;
+  LoadWork* next_waiting = nullptr;  // for that share
+};
+
+struct InstallWork : engine::InstallOp {
+  InstallWork* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  Target* target_record = nullptr;
+  craq::OpId op_id = 0;
+  Payload* payload = nullptr;  // a reference; null: no bytes
 };
 
 // A target of this shard's device that a chain names.
@@ -177,7 +193,8 @@ struct Target {
   craq::ChainConfig recorded;             // the last one handed over; version zero: none
   BufferUse peer_use = BufferUse::kTail;  // for updates from its predecessor
   bool persisted_here = false;            // a chain version, by this incarnation
-  bool leaving = false;                   // released: hears nothing any more
+  uint32_t under_way = 0;                 // effects with an op that haven't been told as completed
+  bool leaving = false;                   // released: its replica hears nothing any more, or is gone
   craq::ReplicaStatus told;               // what the manager was woken for last
 };
 

@@ -144,6 +144,7 @@ void Shard::pass() {
   const uint64_t started_us = now_us_;
   run_completions();
   buffers_->serve_waiters();
+  if (copies_head_ != nullptr) start_copies();
   wake_waiting_sessions();
   reading_.swap(to_read_);
   for (Session* session : reading_) {
@@ -170,6 +171,8 @@ void Shard::measure(uint64_t started_us) {
 void Shard::tick() {
   last_tick_us_ = now_us_;
   store_->tick(now_us_);
+  const engine::StoreMetrics moved = store_->metrics();
+  share_.observe(moved.bytes_read + moved.bytes_written, now_us_);
   for (auto& [id, target] : targets_) {
     if (target->leaving) continue;
     event(*target, [&](craq::Replica& replica) { replica.on_tick(now_ms_, effects_); });
@@ -287,7 +290,8 @@ void Shard::shut_down() {
     if (session->open) close_session(*session, "the server stops");
   }
   auto store_busy = [this] {
-    return stages_.used() + smalls_.used() + loads_.used() > 0 || reads_under_way_ > 0 || !store_->idle();
+    return stages_.used() + smalls_.used() + loads_.used() + installs_.used() > 0 || reads_under_way_ > 0 ||
+           !store_->idle();
   };
   auto busy = [&] { return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0; };
   const uint64_t give_up_us = clock_us() + kShutDownUs;

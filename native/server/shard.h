@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -26,6 +27,7 @@
 #include "server/peers.h"
 #include "server/regions.h"
 #include "server/session.h"
+#include "server/share.h"
 #include "server/slab.h"
 
 namespace ffs::server {
@@ -146,6 +148,10 @@ class Shard {
   void apply(const Routing& routing);
   void apply(const ChainRoute& chain, TargetId id);
   Target* take_target(TargetId id, ChainId chain);
+  void begin_leaving(TargetId id);
+  void go_on_leaving(Target& target);
+  static void on_left(engine::StoreOp* op);
+  void abandon(Target& target);
   TargetReport report_of(TargetId id) const;
   void signal_news();
   void look_for_news(Target& target);
@@ -177,6 +183,7 @@ class Shard {
   bool on_update(Session& session, const net::Frame& frame);
   bool on_forward(Session& session, const net::Frame& frame);
   void on_notice(Session& session, const net::Frame& frame);
+  bool on_sync(Session& session, const net::Frame& frame);
   void payload_complete(Session& session);
   void answer_exists_if_complete(Request* request);
   uint64_t token_of(const Request* request, uint32_t index = 0) const {
@@ -185,6 +192,7 @@ class Shard {
   void submit_update(Session& session, const wire::Update& update, uint64_t request_id, Payload* payload,
                      craq::PayloadState state);
   void submit_forward(const wire::Forward& forward, Payload* payload, craq::PayloadState state);
+  void submit_sync(const wire::Sync& sync, net::Bytes message, Payload* payload, craq::PayloadState state);
   craq::Outcome authority(const Session& session, const wire::Context& context, uint64_t space,
                           uint32_t rights, uint32_t* detail) const;
   bool update_fault(const net::Frame& frame, const wire::Update& update) const;
@@ -235,7 +243,16 @@ class Shard {
   void run_completions();
   static void on_stored(engine::StoreOp* op);
   static void on_small_done(engine::StoreOp* op);
+  craq::BufferRef give(Target& target, Payload* payload);
+  // --- recovery.cc
   static void on_loaded(engine::StoreOp* op);
+  static void on_installed(engine::StoreOp* op);
+  LoadWork* take_load(Target& target, craq::OpId op, const ChunkKey& key, const Version& version,
+                      uint32_t length);
+  void start_load(LoadWork* work);
+  void start_copies();
+  std::optional<uint32_t> stored_bytes(const Target& target, const ChunkKey& key, const Version& version,
+                                       uint32_t length_bytes) const;
   SmallWork* take_small(Target& target, craq::OpId op);
 
   // --- transfer.cc: payloads and reads on their way
@@ -264,6 +281,8 @@ class Shard {
   uint64_t count_space(const Target& target, uint64_t space) const;
   void reply_last_chunk(Request* request, const craq::Reply& reply);
   void refuse(Session& session, const net::Frame& frame, int status, wire::Detail detail);
+  void send_refusal(Session& session, wire::Type type, uint64_t request_id, int status, wire::Detail detail);
+  void refuse_request(Request* request, int status, wire::Detail detail);
   void send_update_refusal(Session& session, uint64_t request_id, int status, uint32_t detail);
   void push_status(Session& session, wire::Type type, uint64_t request_id, int status, wire::Detail detail,
                    uint64_t value = 0);
@@ -319,6 +338,10 @@ class Shard {
   Slab<StageWork> stages_;
   Slab<SmallWork> smalls_;
   Slab<LoadWork> loads_;
+  Slab<InstallWork> installs_;
+  SyncShare share_{config_.sync_share_percent};
+  LoadWork* copies_head_ = nullptr;  // wait for their share
+  LoadWork* copies_tail_ = nullptr;
   std::vector<Session*> to_read_, reading_, to_flush_;
   std::vector<Session*> waiting_for_op_;
   std::vector<uint64_t> released_;

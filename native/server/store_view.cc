@@ -5,7 +5,29 @@
 namespace ffs::server {
 
 namespace {
+
 constexpr uint8_t kRecordVersion = 1;
+
+craq::RetryEntry retry_of(const engine::RetryEntry& entry) {
+  craq::RetryEntry out;
+  out.sequence = entry.sequence;
+  out.key = entry.key;
+  out.version = entry.version;
+  out.state = static_cast<craq::RetryState>(entry.state);
+  out.outcome = static_cast<craq::Outcome>(entry.error);
+  return out;
+}
+
+}  // namespace
+
+engine::RetryEntry to_engine(const craq::RetryEntry& entry) {
+  engine::RetryEntry out;
+  out.sequence = entry.sequence;
+  out.key = entry.key;
+  out.version = entry.version;
+  out.state = static_cast<engine::RetryState>(entry.state);
+  out.error = static_cast<uint32_t>(entry.outcome);
+  return out;
 }
 
 craq::Attributes to_craq(const engine::Attributes& from, uint32_t logical_length) {
@@ -86,13 +108,7 @@ void EngineView::each_pending(craq::PendingVisitor& visitor) const {
 std::optional<craq::RetryEntry> EngineView::retry(ClientId client, uint32_t channel) const {
   engine::RetryEntry entry;
   if (!store_.retry_lookup(target_, client, chain_, channel, &entry)) return std::nullopt;
-  craq::RetryEntry out;
-  out.sequence = entry.sequence;
-  out.key = entry.key;
-  out.version = entry.version;
-  out.state = static_cast<craq::RetryState>(entry.state);
-  out.outcome = static_cast<craq::Outcome>(entry.error);
-  return out;
+  return retry_of(entry);
 }
 
 bool EngineView::fenced(ClientId client) const {
@@ -150,19 +166,42 @@ bool key_predecessor(ChunkKey* key) {
   return false;
 }
 
-// Recovery: nothing asks for these yet.
-std::optional<craq::ChunkDigest> EngineView::digest_at_or_after(const ChunkKey&) const {
-  FFS_CHECK(false);
-  return std::nullopt;
+std::optional<craq::ChunkDigest> EngineView::digest_at_or_after(const ChunkKey& key) const {
+  engine::ChunkInfo info;
+  craq::ChunkDigest out;
+  if (!store_.digest_at_or_after(target_, key, &info, &out.digest)) return std::nullopt;
+  out.key = info.key;
+  out.chunk.version = info.version;
+  out.chunk.length_bytes = info.length;
+  out.chunk.attributes = to_craq(info.attributes, info.length);
+  return out;
 }
+
 uint64_t EngineView::chunk_count() const {
   return store_.usage(target_).chunks;
 }
-void EngineView::each_retry(craq::RetryVisitor&) const {
-  FFS_CHECK(false);
+
+void EngineView::each_retry(craq::RetryVisitor& visitor) const {
+  struct Here final : engine::RetryVisitor {
+    Here(ChainId chain, craq::RetryVisitor& to) : chain_(chain), to_(to) {}
+    void visit(ClientId client, ChainId chain, uint32_t channel, const engine::RetryEntry& entry) override {
+      if (chain == chain_) to_.visit(client, channel, retry_of(entry));
+    }
+    ChainId chain_;
+    craq::RetryVisitor& to_;
+  } here(chain_, visitor);
+  store_.each_retry(target_, here);
 }
-void EngineView::each_space_epoch(craq::SpaceEpochVisitor&) const {
-  FFS_CHECK(false);
+
+void EngineView::each_space_epoch(craq::SpaceEpochVisitor& visitor) const {
+  struct Here final : engine::SpaceEpochVisitor {
+    explicit Here(craq::SpaceEpochVisitor& to) : to_(to) {}
+    void visit(uint64_t space, const engine::SpaceEpoch& epoch) override {
+      to_.visit(space, epoch.least_epoch);
+    }
+    craq::SpaceEpochVisitor& to_;
+  } here(visitor);
+  store_.each_space_epoch(target_, here);
 }
 
 }  // namespace ffs::server

@@ -9,6 +9,7 @@ namespace ffs::server {
 
 craq::Attributes to_craq(const engine::Attributes& from, uint32_t logical_length);
 engine::Attributes to_engine(const craq::Attributes& from);
+engine::RetryEntry to_engine(const craq::RetryEntry& entry);
 
 // A version byte and three zeros, the chain's id, then proposed and adopted (term, counter each).
 constexpr size_t kChainRecordBytes = 24;

@@ -33,6 +33,7 @@ Payload* Shard::take_payload(uint32_t chunk_offset, uint32_t length) {
   payload->has_crcs = false;
   payload->crc_count = 0;
   payload->region = nullptr;
+  payload->holder = nullptr;
   payload->target = nullptr;
   payload->fetch = 0;
   payload->fetched = 0;

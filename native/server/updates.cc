@@ -141,6 +141,8 @@ void Shard::payload_complete(Session& session) {
   const auto state = good ? craq::PayloadState::ready : craq::PayloadState::bad;
   if (incoming.type == Type::kForward) {
     submit_forward(incoming.forward, payload, state);
+  } else if (incoming.type == Type::kSync) {
+    submit_sync(incoming.sync, incoming.message, payload, state);
   } else {
     submit_update(session, incoming.update, incoming.request_id, payload, state);
   }
@@ -187,7 +189,7 @@ void Shard::submit_update(Session& session, const wire::Update& update, uint64_t
   event_.need_existing = (update.flags & wire::kUpdateNeedExisting) != 0;
   event_.space_epoch = update.context.space_epoch;
   event_.deadline_ms = deadline(update.context.deadline_ms);
-  event_.payload = payload != nullptr ? payload->ref() : craq::kNoBuffer;
+  event_.payload = give(*target, payload);
   event_.payload_state = state;
   event(*target, [&](craq::Replica& replica) { replica.on_client_update(event_, now_ms_, effects_); });
 }
@@ -268,7 +270,7 @@ void Shard::submit_forward(const wire::Forward& forward, Payload* payload, craq:
     if (payload != nullptr) release(payload);
     return;
   }
-  update.payload = payload != nullptr ? payload->ref() : craq::kNoBuffer;
+  update.payload = give(*target, payload);
   metrics_.forwards++;
   event(*target,
         [&](craq::Replica& replica) { replica.on_update(header, update, state, now_ms_, effects_); });

@@ -58,6 +58,21 @@ Told told(Outcome outcome, bool reading) {
   return {EIO, Detail::kNone};
 }
 
+Outcome outcome_of(int error) {
+  switch (error) {
+    case 0:
+      return Outcome::ok;
+    case ENOSPC:
+      return Outcome::no_space;
+    case EDQUOT:
+      return Outcome::over_quota;
+    case EBADMSG:
+      return Outcome::corrupt;
+    default:
+      return Outcome::io_error;
+  }
+}
+
 craq::Attributes attributes_of(const wire::Update& update) {
   craq::Attributes attributes;
   std::memcpy(attributes.tag.data(), update.tag, sizeof update.tag);
@@ -168,7 +183,7 @@ wire::Notice notice_of(const craq::SendNotice& send) {
 bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notice* out) {
   read_context(notice.context, notice.from, header, &out->identity);
   if (notice.kind < static_cast<uint8_t>(craq::NoticeType::held) ||
-      notice.kind > static_cast<uint8_t>(craq::NoticeType::invite) ||
+      notice.kind > static_cast<uint8_t>(craq::NoticeType::lease_grant) ||
       notice.outcome > static_cast<uint16_t>(Outcome::corrupt)) {
     return false;
   }
@@ -180,6 +195,20 @@ bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notic
   out->other = from_wire(notice.other);
   out->number = notice.number;
   return true;
+}
+
+wire::Sync sync_of(const craq::SendSync& send) {
+  wire::Sync sync{};
+  sync.context = context_of(send.header, UpdateIdentity{});
+  sync.from = send.header.from.value;
+  return sync;
+}
+
+craq::PeerHeader header_of(const wire::Sync& sync) {
+  craq::PeerHeader header;
+  UpdateIdentity none;
+  read_context(sync.context, sync.from, &header, &none);
+  return header;
 }
 
 // What may overtake updates goes by the lane that never waits: `held` and `cancel` free the buffers
@@ -202,6 +231,8 @@ bool follows_updates(craq::NoticeType type) {
     case craq::NoticeType::reconcile:
     case craq::NoticeType::reconciled:
     case craq::NoticeType::ready:
+    case craq::NoticeType::lease_ask:
+    case craq::NoticeType::lease_grant:
       return false;
   }
   return false;

@@ -37,6 +37,10 @@ wire::Forward forward_of(const craq::SendUpdate& send);
 bool update_of(const wire::Forward& forward, craq::PeerHeader* header, craq::Update* update);
 wire::Notice notice_of(const craq::SendNotice& send);
 bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notice* out);
+wire::Sync sync_of(const craq::SendSync& send);
+craq::PeerHeader header_of(const wire::Sync& sync);
+// What an operation of the store came to.
+craq::Outcome outcome_of(int error);
 // Whether a notice must follow the updates before it in order, or goes by the lane that never waits.
 bool follows_updates(craq::NoticeType type);
 

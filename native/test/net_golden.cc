@@ -256,4 +256,14 @@ TEST_CASE("golden frames of updates") {
   notice.kind = 3;
   notice.outcome = 11;
   check("notice", Type::kNotice, notice);
+
+  wire::Sync sync{};
+  sync.context = context();
+  sync.context.capability = 0;
+  sync.context.deadline_ms = 0;
+  sync.from = 0x102;
+  sync.message_bytes = 5;
+  sync.payload_length = 4;
+  const uint8_t sync_var[] = {'h', 'e', 'l', 'l', 'o', 0xc0, 0xee, 0x59, 0x5e};
+  check("sync", Type::kSync, sync, bytes_of(sync_var), Bytes(reinterpret_cast<const uint8_t*>("ffs!"), 4));
 }

@@ -253,6 +253,15 @@ LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
             ("reserved", "u32"),
         ],
     ),
+    "sync": (
+        34,
+        [
+            *nest("context", CONTEXT),
+            ("from", "u64"),
+            ("message_bytes", "u32"),
+            ("payload_length", "u32"),
+        ],
+    ),
 }
 
 # Variable parts of the examples, as fields.
@@ -280,6 +289,7 @@ VARIABLE: dict[str, list[tuple[str, str]]] = {
     ],
     "update": [("crc[0]", "u32"), ("crc[1]", "u32")],
     "forward": [("crc[0]", "u32")],
+    "sync": [("message", "b5"), ("crc[0]", "u32")],
     "exists": [
         ("keys[0].key", "b24"),
         ("keys[0].tag", "b16"),
@@ -290,7 +300,7 @@ VARIABLE: dict[str, list[tuple[str, str]]] = {
 }
 
 # Inline payloads of the examples.
-PAYLOAD = {"forward": b"ffs!", "read_reply": b"tail"}
+PAYLOAD = {"forward": b"ffs!", "read_reply": b"tail", "sync": b"ffs!"}
 
 KEY = "0000000000000007" + "0000000000000000" + "0000000000000003"  # chunk 3 of inode 7
 CLUSTER = "00112233445566778899aabbccddeeff"
@@ -445,6 +455,16 @@ EXAMPLES: dict[str, dict[str, Value]] = {
         **within("version", CHUNK_VERSION),
         "kind": 3,
         "outcome": 11,
+    },
+    "sync": {
+        **within("context", CONTEXT_VALUES),
+        "context.capability": 0,
+        "context.deadline_ms": 0,
+        "from": 0x102,
+        "message_bytes": 5,
+        "payload_length": 4,
+        "message": b"hello".hex(),
+        "crc[0]": crc32c(b"ffs!"),
     },
 }
 

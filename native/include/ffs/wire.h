@@ -17,6 +17,7 @@ constexpr uint8_t kProtocolVersion = 1;  // negotiated by hello; N and N-1 work 
 constexpr uint32_t kMaxFixedBytes = 1024;
 constexpr uint32_t kMaxVarBytes = 256 * 1024;
 constexpr uint32_t kMaxPayloadBytes = 16 * 1024 * 1024;
+constexpr uint32_t kMaxSyncMessageBytes = 128 * 1024;  // of the variable part of kSync
 
 enum class Type : uint8_t {
   kHello = 1,
@@ -41,6 +42,7 @@ enum class Type : uint8_t {
   // Between the servers of a chain, one way (docs/craq.md, Messages).
   kForward = 32,  // an update on its way down
   kNotice = 33,   // every other message between members
+  kSync = 34,     // recovery, repair, comparison
 };
 
 struct FrameHeader {
@@ -183,6 +185,7 @@ enum ReadFlags : uint32_t {
   kReadCompareTag = 4,     // a different tag is ENODATA, detail kDetailTagMismatch
   kReadUncommitted = 8,    // newest pending is welcome
   kReadTouch = 16,         // counts as use for eviction
+  kReadVerifyWhole = 32,   // verify every granule on the server: the asker got bytes that didn't match
 };
 
 struct Read {
@@ -318,6 +321,17 @@ struct Notice {
   uint32_t reserved;
 };
 static_assert(sizeof(Notice) == 160);
+
+// A message of recovery, repair or comparison; what it says is between the replicas (docs/craq.md,
+// Recovery). Variable part: message_bytes of it, then one u32 CRC32C for each 64 KiB of the payload, a whole
+// version of a chunk. context: target (the receiver), chain, chain version; the rest is zero.
+struct Sync {
+  Context context;
+  uint64_t from;  // target id of the sender
+  uint32_t message_bytes;
+  uint32_t payload_length;  // the header's payload_bytes
+};
+static_assert(sizeof(Sync) == 96);
 
 // --- batched lookups ----------------------------------------------------------------------
 

@@ -1,0 +1,257 @@
+// What recovery and repair ask for (docs/craq.md, Recovery, Repair): whole versions read, sent, received and
+// installed. Decisions are the replicas'; here is the share of the device that copies may take.
+#include <cstring>
+
+#include "server/log.h"
+#include "server/shard.h"
+#include "server/store_view.h"
+#include "server/wire_craq.h"
+
+namespace ffs::server {
+
+using craq::Outcome;
+using wire::Type;
+
+// --- messages -------------------------------------------------------------------------------------
+
+void Shard::run(Target&, const craq::SendSync& effect) {
+  FFS_CHECK(effect.bytes.size() <= wire::kMaxSyncMessageBytes);
+  net::SendQueue* queue = peers_->lane(effect.header.to, kLaneSync);
+  if (queue == nullptr) return;  // said again when the lane is up
+  wire::Sync sync = sync_of(effect);
+  sync.message_bytes = static_cast<uint32_t>(effect.bytes.size());
+  if (effect.payload == craq::kNoBuffer) {
+    queue->push(Type::kSync, 0, sync, effect.bytes);
+    return;
+  }
+  Payload* payload = Payload::of(effect.payload);
+  FFS_CHECK(payload->buffer != nullptr && payload->chunk_offset == 0 && payload->length > 0);
+  sync.payload_length = payload->length;
+  const size_t crc_bytes = payload->crc_count * size_t{4};
+  scratch_.resize(effect.bytes.size() + crc_bytes);
+  std::copy(effect.bytes.begin(), effect.bytes.end(), scratch_.begin());
+  std::memcpy(scratch_.data() + effect.bytes.size(), payload->crcs.data(), crc_bytes);
+  add_reference(payload);
+  queue->push(Type::kSync, 0, sync, scratch_, net::Bytes(payload->data(), payload->length),
+              reinterpret_cast<uint64_t>(payload) | 1);
+}
+
+bool Shard::on_sync(Session& session, const net::Frame& frame) {
+  const auto sync = frame.as<wire::Sync>();
+  const uint64_t crc_bytes = uint64_t{4} * net::piece_count(0, frame.payload_bytes);
+  if (sync.message_bytes > wire::kMaxSyncMessageBytes || sync.payload_length != frame.payload_bytes ||
+      frame.payload_bytes > kMaxChunkBytes || frame.var.size() != sync.message_bytes + crc_bytes) {
+    metrics_.frame_errors++;
+    close_session(session, "a sync message contradicts itself");
+    return true;
+  }
+  if (find_target(sync.context) == nullptr) {
+    if (frame.payload_bytes > 0) session.connection.reader.discard_payload();
+    return true;
+  }
+  const net::Bytes message = frame.var.first(sync.message_bytes);
+  if (frame.payload_bytes == 0) {
+    submit_sync(sync, message, nullptr, craq::PayloadState::ready);
+    return true;
+  }
+  Session::Incoming& incoming = session.incoming;
+  incoming.active = true;
+  incoming.type = frame.type;
+  incoming.sync = sync;
+  incoming.message.assign(message.begin(), message.end());
+  incoming.payload = take_payload(0, frame.payload_bytes);
+  incoming.payload->has_crcs = true;
+  incoming.payload->crc_count = net::piece_count(0, frame.payload_bytes);
+  std::memcpy(incoming.payload->crcs.data(), frame.var.data() + sync.message_bytes, crc_bytes);
+  return receive_payload(session, BufferUse::kSyncIn);
+}
+
+void Shard::submit_sync(const wire::Sync& sync, net::Bytes message, Payload* payload,
+                        craq::PayloadState state) {
+  Target* target = find_target(sync.context);
+  if (target == nullptr) {
+    if (payload != nullptr) release(payload);
+    return;
+  }
+  const craq::PeerHeader header = header_of(sync);
+  const craq::BufferRef buffer = give(*target, payload);
+  event(*target,
+        [&](craq::Replica& replica) { replica.on_sync(header, message, buffer, state, now_ms_, effects_); });
+}
+
+// --- reading whole versions -----------------------------------------------------------------------
+
+void Shard::run(Target& target, const craq::Load& effect) {
+  LoadWork* work = take_load(target, effect.op, effect.key, effect.version, effect.length_bytes);
+  start_load(work);
+}
+
+void Shard::run(Target& target, const craq::Copy& effect) {
+  const std::optional<uint32_t> stored =
+      stored_bytes(target, effect.key, effect.version, effect.length_bytes);
+  if (!stored) return complete(target, effect.op, Outcome::absent);
+  if (*stored == 0) return complete(target, effect.op, Outcome::ok);
+  const uint32_t length = *stored;
+  LoadWork* work = take_load(target, effect.op, effect.key, effect.version, length);
+  work->use = BufferUse::kSyncOut;
+  if (!effect.background) return start_load(work);
+  work->background = true;
+  (copies_tail_ != nullptr ? copies_tail_->next_waiting : copies_head_) = work;
+  copies_tail_ = work;
+  start_copies();
+}
+
+// The bytes to read of a version (with a codec that isn't its length), or none if it isn't there.
+std::optional<uint32_t> Shard::stored_bytes(const Target& target, const ChunkKey& key, const Version& version,
+                                            uint32_t length_bytes) const {
+  engine::ChunkInfo info;
+  if (store_->lookup(target.id, key, &info) && info.version == version) {
+    return info.attributes.codec != 0 ? info.stored_length : length_bytes;
+  }
+  engine::PendingInfo pending;
+  if (!store_->find_pending(target.id, key, version, &pending)) return std::nullopt;
+  return pending.attributes.codec != 0 ? pending.stored_length : length_bytes;
+}
+
+// Copies that wait for their share of the device, as far as it goes now.
+void Shard::start_copies() {
+  while (copies_head_ != nullptr && share_.begin(copies_head_->length, now_us_)) {
+    LoadWork* work = copies_head_;
+    copies_head_ = work->next_waiting;
+    if (copies_head_ == nullptr) copies_tail_ = nullptr;
+    work->next_waiting = nullptr;
+    start_load(work);
+  }
+}
+
+LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, const Version& version,
+                           uint32_t length) {
+  LoadWork* work = loads_.take();
+  static_cast<engine::ReadOp&>(*work) = engine::ReadOp{};
+  work->shard = this;
+  work->owner_target = &target;
+  work->op_id = op;
+  work->use = BufferUse::kUpdate;
+  work->background = false;
+  work->next_waiting = nullptr;
+  work->done = on_loaded;
+  work->target = target.id;
+  work->key = key;
+  work->at_least = version;
+  work->exact_version = true;
+  work->length = length;
+  work->payload = take_payload(0, length);
+  work->payload->crc_count = net::piece_count(0, length);
+  work->payload->has_crcs = true;
+  work->checksums = work->payload->crcs.data();
+  return work;
+}
+
+void Shard::start_load(LoadWork* work) {
+  work->waiter.ready = on_load_buffer;
+  work->waiter.owner = work;
+  const uint32_t bytes = std::max(work->length, 1u);
+  uint8_t* buffer = buffers_->allocate_or_wait(work->use, bytes, &work->waiter);
+  if (buffer != nullptr) on_load_buffer(&work->waiter, buffer);
+}
+
+void Shard::on_load_buffer(BufferWaiter* waiter, uint8_t* buffer) {
+  LoadWork* work = static_cast<LoadWork*>(waiter->owner);
+  Shard* self = work->shard;
+  self->set_buffer(work->payload, buffer);
+  work->memory = buffer;
+  work->region = self->buffers_->region_of(buffer);
+  self->store_->read(work);
+}
+
+void Shard::on_loaded(engine::StoreOp* op) {
+  LoadWork* work = static_cast<LoadWork*>(op);
+  Shard* self = work->shard;
+  Outcome outcome = op->error == ENOENT ? Outcome::absent : outcome_of(op->error);
+  // Length and checksums are the store's; the bytes are checked before they are passed on.
+  if (outcome == Outcome::ok &&
+      (work->read_length != work->payload->length || !self->check_payload(work->payload))) {
+    outcome = Outcome::corrupt;
+  }
+  if (work->background) {
+    self->share_.ended(work->length);
+    self->start_copies();
+  }
+  if (outcome == Outcome::ok) {
+    self->complete(*work->owner_target, work->op_id, outcome, self->give(*work->owner_target, work->payload));
+  } else {
+    self->release(work->payload);
+    self->complete(*work->owner_target, work->op_id, outcome);
+  }
+  self->loads_.give(work);
+}
+
+// --- putting them in place ------------------------------------------------------------------------
+
+void Shard::run(Target& target, const craq::Install& effect) {
+  InstallWork* work = installs_.take();
+  static_cast<engine::InstallOp&>(*work) = engine::InstallOp{};
+  work->shard = this;
+  work->target_record = &target;
+  work->op_id = effect.op;
+  work->payload = nullptr;
+  engine::InstallOp& install = *work;
+  install.done = on_installed;
+  install.target = target.id;
+  install.key = effect.key;
+  install.version = effect.chunk.version;
+  install.only_over = effect.only_over;
+  install.attributes = to_engine(effect.chunk.attributes);
+  install.logical_length = effect.chunk.attributes.logical_length_bytes;
+  if (!(effect.payload == craq::kNoBuffer)) {
+    Payload* payload = Payload::of(effect.payload);
+    FFS_CHECK(payload->buffer != nullptr && payload->chunk_offset == 0);
+    add_reference(payload);
+    work->payload = payload;
+    install.length = payload->length;
+    install.data = payload->data();
+    install.region = buffers_->region_of(payload->buffer);
+    install.tail_padded = true;
+    install.piece_checksums = payload->crcs.data();
+  }
+  store_->install(&install);
+}
+
+void Shard::on_installed(engine::StoreOp* op) {
+  InstallWork* work = static_cast<InstallWork*>(op);
+  Shard* self = work->shard;
+  Target& target = *work->target_record;
+  if (op->error != 0 && op->error != ENOSPC && op->error != ECANCELED) {
+    log(LogLevel::kError, "target %llu: installing a chunk failed: %s (errno %d)",
+        static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);
+  }
+  self->complete(target, work->op_id,
+                 op->error == ECANCELED ? Outcome::condition_failed : outcome_of(op->error));
+  if (work->payload != nullptr) self->release(work->payload);
+  self->installs_.give(work);
+}
+
+void Shard::run(Target& target, const craq::Erase& effect) {
+  store_->erase(target.id, effect.key, take_small(target, effect.op));
+}
+
+void Shard::run(Target& target, const craq::ResetTarget& effect) {
+  store_->reset_target(target.id, take_small(target, effect.op));
+}
+
+void Shard::run(Target& target, const craq::SetRetry& effect) {
+  store_->retry_set(target.id, effect.client, target.chain, effect.channel, to_engine(effect.entry),
+                    take_small(target, effect.op));
+}
+
+void Shard::run(Target& target, const craq::Repaired& effect) {
+  const auto& key = effect.key.bytes;
+  char text[2 * sizeof key + 1];
+  for (size_t i = 0; i < key.size(); i++) std::snprintf(text + 2 * i, 3, "%02x", key[i]);
+  log(LogLevel::kWarning, "target %llu, chain %u: chunk %s, version %u.%u.%llu was damaged: %s",
+      static_cast<unsigned long long>(target.id.value), target.chain.value, text, effect.version.chain.term,
+      effect.version.chain.counter, static_cast<unsigned long long>(effect.version.update),
+      effect.ok ? "repaired from another replica" : "no serving replica has a good copy now");
+}
+
+}  // namespace ffs::server
