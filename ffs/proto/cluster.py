@@ -237,6 +237,7 @@ class HeartbeatReply(Message, tag=107, kw_only=True):
     config: NodeConfig | None = None  # None: the one that the node has stands
     fences: tuple[int, ...] = ()  # client sessions to fence, until they are in `fenced`
     lease_ms: int = 0  # counted from when the heartbeat was sent
+    term: int = 0  # of the manager: a node takes nothing from an earlier one than it has heard from
 
 
 class WaitConfig(Message, tag=108, kw_only=True):
@@ -252,6 +253,7 @@ class WaitConfig(Message, tag=108, kw_only=True):
 class WaitConfigReply(Message, tag=109, kw_only=True):
     config: NodeConfig | None = None
     fences: tuple[int, ...] = ()
+    term: int = 0
 
 
 # --- messages: clients and people to the metadata service ----------------------------------------
