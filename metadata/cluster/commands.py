@@ -1,0 +1,326 @@
+"""`ffs cluster ...` at the primary: plans, made true in the store, and gone on with. docs/operations.md.
+
+A command computes a plan from the records, stores it, and answers; chains follow by themselves
+(metadata.cluster.chain). `tick` goes on with what was begun - drains, a rebalance, released targets - from
+the records alone, whichever process is the primary by then. One event loop; plans of large clusters are
+computed in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from ffs.errors import Busy, InvalidArgument, NotFound, NotPermitted
+from ffs.proto.cluster import (
+    ChainRecord,
+    DrainNode,
+    ForceLead,
+    ForceLeadReply,
+    GetCluster,
+    MoveReply,
+    NodeRecord,
+    Rebalance,
+    ReplaceTarget,
+)
+from ffs.proto.common import Message
+from ffs.rpc.handshake import Peer
+from metadata.cluster import plan as plans
+from metadata.cluster.balance import rebalance
+from metadata.cluster.lease import Lease
+from metadata.cluster.members import Member, goal_of, serving_of
+from metadata.cluster.moves import (
+    Moves,
+    RebalanceRecord,
+    find_device,
+    find_node,
+    find_targets,
+    fresh_devices,
+    is_released,
+    observe,
+)
+from metadata.cluster.routing import RoutingCache, View
+from metadata.cluster.status import cluster_reply, silent_ms
+from metadata.kv.contract import Store
+
+if TYPE_CHECKING:
+    from metadata.cluster.manager import Manager
+
+log = logging.getLogger("ffs.meta.commands")
+
+TRIES: Final = 4  # a chain may change between plan and transaction
+NAMED: Final = 20  # chains that a refusal names
+
+Planner = Callable[[plans.Cluster], plans.Plan]
+
+
+class Commands:
+    """The manager hands over these requests, and calls `tick` while it is the primary."""
+
+    REQUESTS: ClassVar[tuple[type[Message], ...]] = (
+        GetCluster,
+        DrainNode,
+        ReplaceTarget,
+        Rebalance,
+        ForceLead,
+    )
+
+    def __init__(self, store: Store, lease: Lease, routing: RoutingCache, manager: Manager) -> None:
+        self._moves = Moves(store, lease)
+        self._lease = lease
+        self._routing = routing
+        self._manager = manager
+        self._busy = asyncio.Lock()
+        self._looked_at: tuple[View, int] | None = None
+        self.rebalancing: RebalanceRecord | None = None
+        self.notes: dict[int, str] = {}  # node (0: rebalance) -> why it can't go on
+
+    def handle_now(self, peer: Peer, request: Message) -> Message | None:
+        if type(request) is GetCluster:
+            return cluster_reply(self._manager, self)
+        return None
+
+    async def handle(self, peer: Peer, request: Message) -> Message:
+        if peer.role == "storage":
+            raise NotPermitted(f"{type(request).__name__} is for people, not for role {peer.role}")
+        async with self._busy:
+            await self._manager.records_changed()
+            if isinstance(request, DrainNode):
+                return await self._drain(request)
+            if isinstance(request, ReplaceTarget):
+                return await self._replace(request)
+            if isinstance(request, Rebalance):
+                return await self._rebalance(request)
+            assert isinstance(request, ForceLead), request
+            return await self._force(request)
+
+    async def tick(self) -> None:
+        """Goes on with what the records say was begun. Call it about twice a second while primary."""
+        async with self._busy:
+            await self._free_released()
+            self.rebalancing = await self._moves.rebalancing()
+            view = self._routing.view
+            seen = (view, self._reported())
+            if seen == self._looked_at:
+                return  # nothing has changed that a plan depends on
+            self._looked_at = seen
+            await self._go_on_draining(view)
+            await self._go_on_rebalancing()
+
+    # drain
+
+    async def _drain(self, request: DrainNode) -> MoveReply:
+        node = find_node(self._routing.view, request.node)
+        if request.undo:
+            await self._moves.set_draining(node.id, False)
+            self.notes.pop(node.id, None)
+            await self._manager.records_changed()
+            log.warning("node %s isn't drained any more", node.name)
+            return await self._carry_out(lambda cluster: plans.undo_drain(cluster, node.id), node.id)
+
+        def plan(cluster: plans.Cluster) -> plans.Plan:
+            return plans.drain(cluster, {node.id})
+
+        await self._planned(plan)  # a refusal leaves all as it is
+        await self._moves.set_draining(node.id, True)
+        await self._manager.records_changed()
+        log.warning("node %s is being drained", node.name)
+        return await self._carry_out(plan, node.id)
+
+    async def _go_on_draining(self, view: View) -> None:
+        leaving = [
+            node.id
+            for node in view.nodes.values()
+            if node.draining
+            and any(
+                view.targets[target].node == node.id
+                for chain in view.chains.values()
+                for target in goal_of(chain)
+            )
+        ]
+        self.notes = {node: note for node, note in self.notes.items() if node in leaving or node == 0}
+        if not leaving:
+            return
+        plan = await self._planned(lambda cluster: plans.drain(cluster, set(leaving), partly=True))
+        for node_id in leaving:
+            note = "; ".join(plan.notes) if plan.unplaced else ""
+            if note and self.notes.get(node_id) != note:
+                log.warning("node %s can't be drained further: %s", view.nodes[node_id].name, note)
+            self.notes[node_id] = note
+        await self._apply(plan)
+
+    # replace
+
+    async def _replace(self, request: ReplaceTarget) -> MoveReply:
+        view = self._routing.view
+        targets, left = find_targets(view, request.what)
+        onto = find_device(view, request.device).uuid if request.device else None
+        if onto == left:
+            raise InvalidArgument(
+                "that is the device whose targets are to go: choose another", request.device
+            )
+
+        def plan(cluster: plans.Cluster) -> plans.Plan:
+            return plans.replace(cluster, targets, onto, fresh_devices(cluster, left))
+
+        reply = await self._carry_out(plan, view.targets[min(targets)].node)
+        log.warning("%s are replaced", plans.some(len(targets), "target"))
+        return reply
+
+    # rebalance
+
+    async def _rebalance(self, request: Rebalance) -> MoveReply:
+        onto = find_node(self._routing.view, request.onto) if request.onto else None
+        if onto is not None:
+            self._check_can_take(onto)
+        node = onto.id if onto is not None else 0
+        if request.only_plan:
+            return _reply(await self._planned(lambda cluster: rebalance(cluster, node)), node)
+        self.rebalancing = RebalanceRecord(onto=node)
+        await self._moves.set_rebalancing(self.rebalancing)
+        reply = await self._carry_out(lambda cluster: rebalance(cluster, node), node)
+        self._looked_at = None
+        log.warning("rebalance: %s move", plans.some(reply.targets, "target"))
+        return reply
+
+    def _check_can_take(self, node: NodeRecord) -> None:
+        if not node.alive:
+            raise InvalidArgument(f"node {node.name} isn't alive: start its server first")
+        if node.draining:
+            raise InvalidArgument(
+                f"node {node.name} is being drained: undo that first (ffs cluster drain {node.name} --undo)"
+            )
+
+    async def _go_on_rebalancing(self) -> None:
+        """Until nothing is to move and nothing is on its way: what arrives sets targets free for others."""
+        going = self.rebalancing
+        if going is None:
+            return
+        plan = await self._planned(lambda cluster: rebalance(cluster, going.onto))
+        await self._apply(plan)
+        if not plan.changes and not self._on_the_way():
+            await self._moves.set_rebalancing(None)
+            self.rebalancing = None
+            log.warning("rebalance: done")
+
+    def _on_the_way(self) -> bool:
+        view = self._routing.view
+        moving = any(set(chain.members) != set(goal_of(chain)) for chain in view.chains.values())
+        return moving or any(
+            is_released(view, target) and view.nodes[target.node].alive for target in view.targets.values()
+        )
+
+    # force-lead
+
+    async def _force(self, request: ForceLead) -> ForceLeadReply:
+        view = self._routing.view
+        target = view.targets.get(request.target)
+        chain = view.chains.get(target.chain) if target is not None else None
+        if target is None or chain is None or target.id not in chain.members:
+            raise NotFound(f"target {request.target} is a member of no chain (ffs cluster chains)")
+        absent = self._why_forced(view, chain, target.id)
+        reply = ForceLeadReply(chain=chain.id, done=False, absent=absent, notes=self._knows(view, target.id))
+        if not request.confirmed:
+            return reply
+        await self._moves.force(chain, target.id)
+        await self._manager.records_changed()
+        log.error("chain %d: target %d was told to lead alone; %s may know more", chain.id, target.id, absent)
+        return ForceLeadReply(chain=chain.id, done=True, absent=absent, notes=reply.notes)
+
+    def _why_forced(self, view: View, chain: ChainRecord, target: int) -> tuple[tuple[int, str, int], ...]:
+        """Who may know more. InvalidArgument while the chain can go on without force, or the target can't."""
+        decision = self._manager.decisions.get(chain.id)
+        if decision is None:
+            raise Busy(f"chain {chain.id} hasn't been looked at yet: try again in a few seconds")
+        judged = decision.judged
+        if judged.get(target) in (Member.GONE, Member.SILENT, Member.LOST, Member.FAILED):
+            raise InvalidArgument(
+                f"target {target} isn't there, or its device has failed: start its node, or name another"
+            )
+        serving = serving_of(chain)
+        for member in serving:
+            name = view.nodes[view.targets[member].node].name
+            if judged[member] in (Member.HOLDS, Member.RETURNED, Member.LATE):
+                raise InvalidArgument(
+                    f"chain {chain.id} needs no force: target {member} on node {name} has all of it and leads"
+                )
+            if judged[member] is Member.SILENT:
+                raise InvalidArgument(
+                    f"target {member} on node {name} may be there still: wait for the failure timeout "
+                    f"({self._manager.failure_timeout_s:g} s) and ask again"
+                )
+        return tuple(
+            (
+                member,
+                view.nodes[view.targets[member].node].name,
+                silent_ms(self._manager.nodes.get(view.targets[member].node), self._manager.now_s()),
+            )
+            for member in serving
+            if member != target
+        )
+
+    def _knows(self, view: View, target: int) -> tuple[str, ...]:
+        node = view.targets[target].node
+        state = self._manager.nodes.get(node)
+        report = state.reports.get(target) if state is not None else None
+        if report is None:
+            return ()
+        version = f"{report.persisted_term}.{report.persisted_counter}"
+        if (report.persisted_term, report.persisted_counter) == (0, 0):
+            version = "none"
+        return (f"target {target} has {report.chunks} chunks, and took part last in version {version}",)
+
+    # plans
+
+    async def _planned(self, planner: Planner) -> plans.Plan:
+        cluster = observe(self._routing.view, self._manager.nodes)
+        return await asyncio.to_thread(planner, cluster)
+
+    async def _carry_out(self, planner: Planner, node: int) -> MoveReply:
+        """Plans and stores until nothing is left to do, or the records keep changing."""
+        plan = first = await self._planned(planner)
+        for _ in range(TRIES):
+            if not plan.changes or len(await self._apply(plan)) == len(plan.changes):
+                break
+            plan = await self._planned(planner)
+        return _reply(first, node)
+
+    async def _apply(self, plan: plans.Plan) -> list[int]:
+        if not plan.changes:
+            return []
+        done = await self._moves.apply(plan.changes)
+        await self._manager.records_changed()
+        log.info("new goals for %s", plans.some(len(done), "chain"))
+        return done
+
+    async def _free_released(self) -> None:
+        """Released targets whose server has done what its configuration said, and has nothing any more."""
+        view = self._routing.view
+        empty = []
+        for node_id, state in self._manager.nodes.items():
+            if state.acted is None or view.nodes[node_id].incarnation != state.incarnation:
+                continue
+            for target in state.acted.released:
+                report = state.reports.get(target)
+                if report is not None and report.chain == 0 and is_released(view, view.targets[target]):
+                    empty.append(target)
+        if empty:
+            freed = await self._moves.free(empty)
+            await self._manager.records_changed()
+            log.info("%s free", plans.some(len(freed), "target"))
+
+    def _reported(self) -> int:
+        """How many nodes have been heard in their present incarnation: plans look at what they report."""
+        return sum(state.beats > 0 for state in self._manager.nodes.values())
+
+
+def _reply(plan: plans.Plan, node: int) -> MoveReply:
+    return MoveReply(
+        chains=tuple(change.chain for change in plan.changes),
+        targets=sum(len(change.fill) for change in plan.changes),
+        reordered=sum(not change.fill for change in plan.changes),
+        node=node,
+        notes=plan.notes,
+    )
