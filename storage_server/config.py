@@ -13,6 +13,8 @@ from ffs.errors import InvalidArgument
 from ffs.proto.cluster import MAX_TARGETS_OF_DEVICE
 from ffs.rpc.address import Address, parse_address, parse_addresses
 
+MAX_DOMAIN = 100
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -38,6 +40,9 @@ class StorageConfig:
     metrics: Address | None
     io_backend: str  # auto, uring, pread
     pool_bytes: int  # a device's buffers; 0: the native default
+    domain: str  # failure domain (rack, power feed); "": the node is its own
+    scrub_bytes_per_s: int  # a device is read and checked at that rate; 0: not at all
+    sync_share_percent: int  # of a device that recovery may take while clients are served
     start_timeout_s: float  # how long to wait for the metadata service at start
     ready_file: str
     log_level: str
@@ -71,6 +76,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         raise InvalidArgument("a device is named twice")
     if not 1 <= known.targets_per_device <= MAX_TARGETS_OF_DEVICE:
         raise InvalidArgument(f"--targets-per-device: give 1 to {MAX_TARGETS_OF_DEVICE}")
+    if not 1 <= known.sync_share <= 100:
+        raise InvalidArgument("--sync-share: give 1 to 100 percent")
     listen = known.listen if _has_port(known.listen) else f"{_bracketed(known.listen)}:0"
     return StorageConfig(
         metadata=parse_addresses(known.metadata),
@@ -87,10 +94,19 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         metrics=parse_address(known.metrics, port_zero=True) if known.metrics else None,
         io_backend=known.io_backend,
         pool_bytes=parse_size(known.pool_size),
+        domain=_domain(known.domain),
+        scrub_bytes_per_s=parse_size(known.scrub_rate),
+        sync_share_percent=known.sync_share,
         start_timeout_s=known.start_timeout_s,
         ready_file=known.ready_file,
         log_level=known.log_level,
     )
+
+
+def _domain(text: str) -> str:
+    if len(text) > MAX_DOMAIN or not text.isprintable():
+        raise InvalidArgument(f"--domain: give at most {MAX_DOMAIN} printable characters")
+    return text
 
 
 def _has_port(text: str) -> bool:
@@ -127,6 +143,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--io-backend", default="auto", choices=["auto", "uring", "pread"])
     add("--pool-size", default="0", help="buffers for each device (0: 256M)")
+    add("--domain", default="", help="failure domain: the node's rack or power feed (default: its own)")
+    add("--scrub-rate", default="4M", help="bytes a second of each device that are read and checked; 0: none")
+    add(
+        "--sync-share",
+        type=int,
+        default=25,
+        metavar="PERCENT",
+        help="of each device that recovery may take while clients are served",
+    )
     add("--start-timeout-s", type=float, default=10.0, help="wait so long for the metadata service")
     add("--ready-file", default="", help="written when it serves: one JSON object")
     add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])

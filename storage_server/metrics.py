@@ -39,6 +39,20 @@ GAUGES: Final = {
     "ops_waiting": ("ffs_ops_waiting", "requests that wait for an op or a buffer", 1.0),
 }
 
+# Of ffs_target_report.
+TARGETS: Final = {
+    "state": ("ffs_target_state", "gauge", "0 offline, 1 serving, 2 syncing"),
+    "leased": ("ffs_target_leased", "gauge", "1: it has a lease, from the manager or from its peers"),
+    "poisoned": ("ffs_target_poisoned", "gauge", "1: its device refuses everything until a restart"),
+    "used_bytes": ("ffs_target_used_bytes", "gauge", "space used by a target"),
+    "chunks": ("ffs_target_chunks", "gauge", "committed chunks"),
+    "damaged": ("ffs_target_damaged_chunks", "gauge", "chunks known to be damaged now"),
+    "repaired": ("ffs_target_repaired_total", "counter", "chunks repaired from another replica"),
+    "scrubbed_bytes": ("ffs_target_scrubbed_bytes_total", "counter", "bytes that the scrubber has checked"),
+    "sync_chunks_sent": ("ffs_target_sync_chunks_sent", "gauge", "of the sync that it is the source of"),
+    "sync_bytes_sent": ("ffs_target_sync_bytes_sent", "gauge", "of the sync that it is the source of"),
+}
+
 
 def render(shards: Sequence[ShardMetrics], reports: Sequence[TargetReport], facts: dict[str, float]) -> str:
     """The text exposition format, version 0.0.4. `facts` are gauges of the process. Pure."""
@@ -49,13 +63,12 @@ def render(shards: Sequence[ShardMetrics], reports: Sequence[TargetReport], fact
             for number, shard in enumerate(shards):
                 value = getattr(shard, field) * unit
                 lines.append(f'{name}{{shard="{number}"}} {_number(value)}')
-    lines += ["# HELP ffs_target_state 0 offline, 1 serving", "# TYPE ffs_target_state gauge"]
-    lines += [
-        f'ffs_target_state{{target="{report.target}",chain="{report.chain}"}} {report.state}'
-        for report in reports
-    ]
-    lines += ["# HELP ffs_target_used_bytes space used by a target", "# TYPE ffs_target_used_bytes gauge"]
-    lines += [f'ffs_target_used_bytes{{target="{r.target}"}} {r.used_bytes}' for r in reports]
+    for field, (name, kind, help_text) in TARGETS.items():
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+        lines += [
+            f'{name}{{target="{report.target}",chain="{report.chain}"}} {int(getattr(report, field))}'
+            for report in reports
+        ]
     for name, value in facts.items():
         lines += [f"# TYPE {name} gauge", f"{name} {_number(value)}"]
     return "\n".join(lines) + "\n"

@@ -1,19 +1,21 @@
-"""The running node: native server, heartbeats, configuration. docs/control_plane.md, Heartbeats.
+"""The running node: native server, heartbeats, configuration, lease. docs/control_plane.md, Heartbeats.
 
 Native calls may block for as long as a flush takes: they run on one helper thread, in order. A
-metadata service that can't be reached changes nothing here: the node goes on with what it has.
+metadata service that can't be reached changes nothing here: the node goes on with what it has, under the
+leases that its peers give it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
 
 from ffs._native.routes import ChainRoute, TargetRoute
-from ffs._native.server import NativeServer, ShardInfo
+from ffs._native.server import NativeServer, ShardInfo, clock_ms
 from ffs.errors import Fenced, FfsError, NotFound
 from ffs.proto import cluster as proto
 from ffs.rpc.caller import Caller
@@ -21,28 +23,46 @@ from storage_server.collector import Collector
 
 log = logging.getLogger("ffs.storage")
 
-CALL_TIMEOUT_S: Final = 4.0
-RETRY_S: Final = 0.25
-MAX_BEAT_S: Final = 2.0
+ANNOUNCE_TIMEOUT_S: Final = 4.0
+CALL_MIN_S: Final = 0.5  # a heartbeat is given up after the failure timeout, within these bounds
+CALL_MAX_S: Final = 4.0
+RETRY_MAX_S: Final = 0.25
+BEAT_MIN_S: Final = 0.005  # between two heartbeats, however much news there is
+POLL_MS: Final = 1500  # below ffs.rpc.caller's patience with one of several addresses
+LEASE_PARTS: Final = (15, 16)  # of a lease that are used: the rest is for clocks that run apart
 
 T = TypeVar("T")
 
 
 class Node:
-    """Between `start` and `stop` it serves. One event loop."""
+    """Between `start` and `stop` it serves. One event loop. `poller`: a second way to the manager, for
+    the request that waits there."""
 
-    def __init__(self, caller: Caller, native: NativeServer, node: int, incarnation: int) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        poller: Caller,
+        native: NativeServer,
+        node: int,
+        incarnation: int,
+        failure_timeout_ms: int,
+    ) -> None:
         self._caller = caller
+        self._poller = poller
         self._native = native
         self.id = node
         self.incarnation = incarnation
         self.manager_ms = 0
+        self._timeout_s = failure_timeout_ms / 1000.0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ffs-native")
         self._config = proto.NodeConfig(number=(0, 0), epoch=0, chains=(), targets=())
+        self._term = 0  # the highest that a manager has answered with
         self._fenced: set[int] = set()  # since the last heartbeat that was answered
         self._reachable = True
+        self._news = asyncio.Event()
         self.collector: Collector | None = None
         self.heartbeats = 0
+        self.refused_replies = 0  # of managers of an earlier term
         self._started = False
 
     async def native(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -64,7 +84,7 @@ class Node:
                 control=control,
                 endpoints=endpoints,
             ),
-            CALL_TIMEOUT_S,
+            ANNOUNCE_TIMEOUT_S,
         )
 
     async def start(self) -> None:
@@ -76,18 +96,30 @@ class Node:
         """Heartbeats until `stop`. Raises Fenced or NotFound when the cluster has another process, or
         none, under this node's name: then this one must end."""
         refused: list[BaseException] = []
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._native.news_fd, self._on_news)
         try:
             async with asyncio.TaskGroup() as group:
-                beating = group.create_task(self._beat_forever())
+                tasks = [group.create_task(self._beat_forever()), group.create_task(self._poll_forever())]
                 await stop.wait()
-                beating.cancel()
+                for task in tasks:
+                    task.cancel()
         except* FfsError as found:
             refused += found.exceptions
+        finally:
+            loop.remove_reader(self._native.news_fd)
         if refused:
             raise refused[0]
 
+    def _on_news(self) -> None:
+        self._native.read_news()
+        self._news.set()
+
     async def _beat_forever(self) -> None:
+        """A heartbeat when the manager wants one, at least every quarter of the failure timeout, and at once
+        when a target has news."""
         while True:
+            self._news.clear()
             try:
                 pause_s = await self._beat()
                 self._heard()
@@ -95,8 +127,34 @@ class Node:
                 raise
             except FfsError as error:
                 self._unheard(error)
-                pause_s = RETRY_S
-            await asyncio.sleep(pause_s)
+                await asyncio.sleep(self._retry_s)
+                continue
+            await asyncio.sleep(min(pause_s, BEAT_MIN_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._news.wait()
+
+    async def _poll_forever(self) -> None:
+        """Waits at the manager for another configuration. Whether this process may go on is for heartbeats
+        to learn: here every refusal is only a reason to ask again later."""
+        while True:
+            request = proto.WaitConfig(
+                node=self.id, incarnation=self.incarnation, config=self._config.number, wait_ms=POLL_MS
+            )
+            try:
+                reply = cast(
+                    proto.WaitConfigReply,
+                    await self._poller.call(request, POLL_MS / 1000.0 + self._call_timeout_s),
+                )
+            except FfsError as error:
+                log.debug("no configuration to wait for: %s", error.message)
+                await asyncio.sleep(self._retry_s)
+                continue
+            if not self._accepts(reply.term):
+                await asyncio.sleep(self._retry_s)
+                continue
+            await self._take(reply.config)
+            await self._fence(reply.fences)
 
     async def stop(self) -> None:
         """Clean: the native server takes a last snapshot and closes its devices."""
@@ -111,10 +169,19 @@ class Node:
 
     # inside
 
+    @property
+    def _call_timeout_s(self) -> float:
+        return min(CALL_MAX_S, max(CALL_MIN_S, self._timeout_s))
+
+    @property
+    def _retry_s(self) -> float:
+        return min(RETRY_MAX_S, self._timeout_s / 8)
+
     async def _beat(self) -> float:
         """One heartbeat and what it asks for; how long to wait for the next, seconds."""
         reports = await self.native(self._native.report)
         fenced = tuple(self._fenced)
+        asked_ms = clock_ms()  # a lease counts from here: before the manager could have given it
         reply = cast(
             proto.HeartbeatReply,
             await self._caller.call(
@@ -125,25 +192,55 @@ class Node:
                     reports=tuple(_report(report) for report in reports),
                     fenced=fenced,
                 ),
-                CALL_TIMEOUT_S,
+                self._call_timeout_s,
             ),
         )
         self.heartbeats += 1
+        if not self._accepts(reply.term):
+            return self._retry_s
         self._fenced.difference_update(fenced)
         self.manager_ms = max(self.manager_ms, reply.manager_ms)
-        if reply.config is not None:
-            self._config = reply.config
+        if not await self._take(reply.config):
+            await self._configure()  # again: manager time, and targets that were on their way out
+        used, parts = LEASE_PARTS
+        await self.native(self._native.lease, asked_ms + reply.lease_ms * used // parts)
+        await self._fence(reply.fences)
+        return 0.0 if reply.fences else min(self._timeout_s / 4, reply.next_ms / 1000.0)
+
+    def _accepts(self, term: int) -> bool:
+        """False: from a manager that has been followed by another one. Nothing of it counts."""
+        if 0 < term < self._term:
+            self.refused_replies += 1
+            return False
+        self._term = max(self._term, term)
+        return True
+
+    async def _take(self, config: proto.NodeConfig | None) -> bool:
+        """Acts on a newer configuration, and has that reported at once. False: it is none."""
+        if config is None or config.number <= self._config.number:
+            return False
+        self._config = config
         await self._configure()
-        for client in reply.fences:
-            await self.native(self._native.fence, client)
-            self._fenced.add(client)
-        return 0.0 if reply.fences else min(MAX_BEAT_S, reply.next_ms / 1000.0)
+        self._news.set()
+        return True
+
+    async def _fence(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            if client not in self._fenced:
+                await self.native(self._native.fence, client)
+                self._fenced.add(client)
+                self._news.set()
 
     async def _configure(self) -> None:
         config = self._config
         chains = [_chain(route) for route in config.chains]
         targets = [_target(route) for route in config.targets if route.port]
         await self.native(self._native.configure, config.epoch, self.manager_ms, chains, targets)
+        for target in config.released:
+            try:
+                await self.native(self._native.release_target, target)
+            except NotFound as error:  # its device has gone to another node since
+                log.warning("not released here: %s", error.message)
         if self.collector is not None:
             recorded = [chain for chain in chains if not chain.proposed]
             self.collector.set_routing(config.epoch, recorded, targets)
@@ -168,8 +265,24 @@ _REPORT_FIELDS: Final = proto.TargetReport.__struct_fields__
 
 
 def _chain(route: proto.ChainRoute) -> ChainRoute:
-    return ChainRoute(route.chain, route.term, route.counter, route.members, route.states, route.proposed)
+    return ChainRoute(
+        route.chain,
+        route.term,
+        route.counter,
+        route.members,
+        route.states,
+        route.proposed,
+        route.incarnations,
+    )
 
 
 def _target(route: proto.TargetRoute) -> TargetRoute:
-    return TargetRoute(route.target, route.node, route.host, route.port, route.host_id, route.socket_path)
+    return TargetRoute(
+        route.target,
+        route.node,
+        route.host,
+        route.port,
+        route.host_id,
+        route.socket_path,
+        away=not route.alive,
+    )

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 from ffs._native.device import host_id
 from ffs._native.server import NativeServer, ShardInfo
@@ -35,31 +35,37 @@ from storage_server.node import Node
 log = logging.getLogger("ffs.storage")
 
 PROGRAM = "ffs-storage"
+NATIVE_LOG_LEVELS: Final = {"error": 0, "warning": 1, "info": 2, "debug": 3}  # ffs.h, ffs_server_options
 
 
 async def run(config: StorageConfig, stop: asyncio.Event) -> None:
     """Serves until `stop`. Raises FfsError when it can't start, or may not go on."""
     secret = read_secret(config.secret_file) if config.secret_file else None
     host = _numeric_host(config)
-    caller = Caller(
-        config.metadata,
-        lambda cluster: AskerHandshake(role="storage", cluster=cluster, secret=secret, name=config.name),
+    caller, poller = (
+        Caller(
+            config.metadata,
+            lambda cluster: AskerHandshake(role="storage", cluster=cluster, secret=secret, name=config.name),
+        )
+        for _ in range(2)
     )
     try:
         await caller.call(proto.Ping(), config.start_timeout_s)
         cluster = caller.cluster
         identity = open_identity(config.directory, cluster)
         try:
-            await _run_node(config, caller, identity, cluster, secret, host, stop)
+            await _run_node(config, caller, poller, identity, cluster, secret, host, stop)
         finally:
             identity.release()
     finally:
         caller.close()
+        poller.close()
 
 
 async def _run_node(
     config: StorageConfig,
     caller: Caller,
+    poller: Caller,
     identity: NodeIdentity,
     cluster: bytes,
     secret: bytes | None,
@@ -68,7 +74,11 @@ async def _run_node(
 ) -> None:
     devices = await _devices(config, caller, identity, cluster)
     request = proto.RegisterNode(
-        name=config.name, uuid=identity.uuid, host_id=host_id(), devices=tuple(devices)
+        name=config.name,
+        uuid=identity.uuid,
+        host_id=host_id(),
+        devices=tuple(devices),
+        domain=config.domain,
     )
     registered = cast(proto.RegisterNodeReply, await caller.call(request, config.start_timeout_s))
     native = NativeServer(
@@ -79,8 +89,15 @@ async def _run_node(
         socket_dir=socket_directory(config.socket_dir, identity) if config.local else None,
         io_backend=config.io_backend,
         pool_bytes=config.pool_bytes,
+        log_level=NATIVE_LOG_LEVELS[config.log_level],
+        failure_timeout_ms=registered.failure_timeout_ms,
+        sync_share_percent=config.sync_share_percent,
+        scrub_bytes_per_s=config.scrub_bytes_per_s,
     )
-    node = Node(caller, native, registered.node, registered.incarnation)
+    poller.cluster = cluster
+    node = Node(
+        caller, poller, native, registered.node, registered.incarnation, registered.failure_timeout_ms
+    )
     node.manager_ms = registered.manager_ms
     try:
         shards = [await node.native(native.add_device, device.path) for device in devices]
@@ -121,6 +138,7 @@ async def _serve(
     def metrics_text() -> str:
         facts = {"ffs_node": float(node.id), "ffs_incarnation": float(node.incarnation)}
         facts["ffs_heartbeats"] = float(node.heartbeats)
+        facts["ffs_refused_replies"] = float(node.refused_replies)
         return render([native.metrics(shard.shard) for shard in shards], native.report(), facts)
 
     assert node.collector is not None

@@ -78,8 +78,8 @@ def c_chains(chains: Sequence[ChainRoute]) -> Any:
             entry.states[i] = state
         if chain.incarnations and len(chain.incarnations) != len(chain.members):
             raise InvalidArgument(
-                f"chain {chain.chain}: {len(chain.members)} members and {len(chain.incarnations)} incarnations; "
-                "give as many, or none"
+                f"chain {chain.chain}: {len(chain.members)} members and {len(chain.incarnations)} "
+                "incarnations; give as many, or none"
             )
         for i, incarnation in enumerate(chain.incarnations):
             entry.incarnations[i] = incarnation

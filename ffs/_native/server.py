@@ -63,6 +63,11 @@ class TargetReport:
 _FLAGS: Final = frozenset({"persisted_here", "poisoned", "leased", "sync_done"})
 
 
+def _fields(report: Any) -> dict[str, Any]:
+    names = TargetReport.__slots__
+    return {n: bool(getattr(report, n)) if n in _FLAGS else int(getattr(report, n)) for n in names}
+
+
 @dataclass(frozen=True, slots=True)
 class ShardMetrics:
     """Counters of a shard, as ffs_shard_metrics (ffs.h)."""
@@ -183,15 +188,7 @@ class NativeServer:
         """What each target says of itself."""
         out = ffi.new("ffs_target_report[]", _MAX_REPORTS)
         count = check(lib.ffs_server_report(self.raw, out, _MAX_REPORTS))
-        return [
-            TargetReport(
-                **{
-                    name: bool(getattr(r, name)) if name in _FLAGS else int(getattr(r, name))
-                    for name in TargetReport.__slots__
-                }
-            )
-            for r in out[0:count]
-        ]
+        return [TargetReport(**_fields(r)) for r in out[0:count]]
 
     def lease(self, until_ms: int) -> None:
         """The manager's lease on this node holds until then, on clock_ms. An earlier time changes nothing.

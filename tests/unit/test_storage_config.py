@@ -44,6 +44,13 @@ def test_configuration() -> None:
     assert config.listen == ("::1", 9)
     assert parse_config(BASE).listen == ("127.0.0.1", 0)
     assert parse_config([*BASE, "--listen=10.0.0.1:5"]).listen == ("10.0.0.1", 5)
+    plain = parse_config(BASE)
+    assert (plain.domain, plain.scrub_bytes_per_s, plain.sync_share_percent) == ("", 4 << 20, 25)
+    given = parse_config([*BASE, "--domain=rack 1", "--scrub-rate=0", "--sync-share=50"])
+    assert (given.domain, given.scrub_bytes_per_s, given.sync_share_percent) == ("rack 1", 0, 50)
+    for bad in ("--domain=a\nb", "--domain=" + "x" * 101, "--sync-share=0", "--sync-share=101"):
+        with pytest.raises(InvalidArgument, match="give"):
+            parse_config([*BASE, bad])
     with pytest.raises(InvalidArgument, match="named twice"):
         parse_config([*BASE, "--device=/dev/x:1G"])
     with pytest.raises(InvalidArgument, match="1 to 64"):
