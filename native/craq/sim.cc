@@ -15,8 +15,7 @@ extern "C" {
 ffs_sim* ffs_sim_create(const ffs_sim_options* options) {
   if (options == nullptr || options->struct_size != sizeof(ffs_sim_options)) return nullptr;
   if (options->target == 0 || options->max_pendings == 0 || options->max_pendings_per_chunk == 0 ||
-      options->resend_ms == 0 || options->peer_lease_ms == 0 || options->suspect_ms == 0 ||
-      options->sync_window == 0) {
+      options->resend_ms == 0 || options->suspect_ms == 0 || options->sync_window == 0) {
     return nullptr;
   }
   return new ffs_sim(*options);

@@ -85,7 +85,7 @@ typedef struct ffs_sim_options {
   uint32_t max_pendings;
   uint32_t max_pendings_per_chunk;
   uint64_t resend_ms;
-  uint64_t peer_lease_ms;
+  uint64_t peer_lease_ms; /* 0: leases are off */
   uint64_t suspect_ms;
   uint64_t now_ms; /* of the first start */
   uint32_t sync_window;

@@ -1,102 +1,38 @@
-"""What must hold at every step: invariants I1 to I6 of docs/craq.md, from what the replicas tell.
+"""What must hold at every step, from what the replicas write: I1, I2, I4, I6 of docs/craq.md.
 
 `History` is the truth about contents: the order of commits of each chunk, and an own model of what each
-update makes of its base. `Shadow` is what is durable and what is committed on one member.
+update makes of its base. sim_answers judges what clients are told by it, sim_chain the changes of a chain.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from sim_model import ABSENT, CONTENT, Chunk, Config, Op, Shadow, Violation, apply
+from sim_wire import NONE, Chain, Identity, Outcome, Record, RecordKind, Version, space_of
 
-from sim_wire import MAX_EPOCH, NONE, Identity, Kind, Outcome, Record, RecordKind, Reply, Version, space_of
-
-CONTENT = tuple[bool, bytes]  # exists, bytes
-ABSENT: CONTENT = (False, b"")
-
-
-class Violation(AssertionError):
-    """An invariant doesn't hold."""
-
-
-@dataclass(slots=True)
-class Op:
-    """A client's update, however often it is sent."""
-
-    identity: Identity
-    kind: Kind
-    key: bytes
-    offset: int = 0
-    length: int = 0
-    payload: bytes = b""
-    tag: int = 0
-    epoch: int = 0
-    lower: int = 0  # position in the chunk's order that was known when it was invoked
-    least_epoch: int = 0  # of the space, acknowledged when it was invoked
-    version: Version = NONE  # that committed
-    refused: bool = False
-    answered: Outcome | None = None
-
-
-@dataclass(slots=True)
-class Asked:
-    """A read: what was known when it was invoked."""
-
-    key: bytes
-    lower: int
-    uncommitted_ok: bool = False
-    facts_only: bool = False
-
-
-@dataclass(slots=True)
-class AskedLast:
-    space: int
-    lower: dict[bytes, int]
-
-
-def apply(op_kind: int, base: CONTENT, offset: int, length: int, payload: bytes) -> CONTENT:
-    """The model of an update."""
-    content = base[1]
-    if op_kind == Kind.REMOVE:
-        return ABSENT
-    if op_kind == Kind.TRUNCATE:
-        return True, content[:length] + bytes(max(0, length - len(content)))
-    if op_kind == Kind.WRITE:
-        content = content + bytes(max(0, offset - len(content)))
-        return True, content[:offset] + payload + content[offset + len(payload) :]
-    return True, payload
-
-
-class Shadow:
-    """What one member has: durably, and (position in the order of commits) committed."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.tail: list[Record] = []
-        self.durable: set[tuple[bytes, Version]] = set()
-        self.position: dict[bytes, int] = {}
-        self.durable_position: dict[bytes, int] = {}
-        self.serving = False
-        self.adopted = (0, 0)
-
-
-@dataclass(slots=True)
-class Chunk:
-    states: list[CONTENT] = field(default_factory=lambda: [ABSENT])
-    positions: dict[Version, int] = field(default_factory=dict)
-    known: int = 0  # the highest position that some client was told of
+OK = Outcome.OK
 
 
 class History:
-    def __init__(self, members: int) -> None:
-        self.shadows = [Shadow(i) for i in range(members)]
+    def __init__(self) -> None:
+        self.shadows: dict[int, Shadow] = {}
         self.chunks: dict[bytes, Chunk] = {}
         self.contents: dict[tuple[bytes, Version], CONTENT] = {}
+        self.base_of: dict[tuple[bytes, Version], Version] = {}
         self.ops: dict[Identity, Op] = {}
         self.creates: dict[tuple[bytes, bytes], Op] = {}  # client 0, by payload
         self.identity_of: dict[tuple[bytes, Version], Identity] = {}
         self.least_epoch: dict[int, int] = {}  # acknowledged
         self.commits = 0
+        self.installs = 0
         self.fenced: set[int] = set()  # clients whose retry entries may be gone
+        self.versions: dict[Chain, Config] = {}  # recorded
+        self.current: Chain = (0, 0)
+
+    def shadow(self, target: int) -> Shadow:
+        s = self.shadows.get(target)
+        if s is None:
+            s = self.shadows[target] = Shadow(target)
+        return s
 
     def chunk(self, key: bytes) -> Chunk:
         c = self.chunks.get(key)
@@ -104,33 +40,53 @@ class History:
             c = self.chunks[key] = Chunk()
         return c
 
+    def has(self, s: Shadow, key: bytes, version: Version) -> bool:
+        """Durably: pending or committed, itself or what came after it."""
+        if version in s.staged.get(key, ()):
+            return True
+        position = self.chunk(key).positions.get(version)
+        return position is not None and s.durable_position.get(key, 0) >= position
+
     # ---- the journal ------------------------------------------------------------------------
 
     def appended(self, s: Shadow, r: Record) -> None:
         s.tail.append(r)
-        if r.kind <= RecordKind.STAGE_COMMIT and r.outcome == Outcome.OK:
+        if r.outcome != OK and r.kind != RecordKind.REFUSE:
+            return
+        if r.kind <= RecordKind.STAGE_COMMIT:
             self._staged(s, r)
         elif r.kind == RecordKind.COMMIT:
             s.position[r.key] = self._committed(s, r)
-        elif r.kind == RecordKind.REFUSE and self._known(r):
-            raise Violation(f"I1: member {s.index} refuses the committed {r.version} ({r.outcome.name})")
-
-    def _known(self, r: Record) -> bool:
-        """Committed, with a retry entry that says so."""
-        remembered = r.identity[0] != 0 and r.identity[0] not in self.fenced
-        return remembered and r.version in self.chunk(r.key).positions
+        elif r.kind == RecordKind.REFUSE:
+            if self._known(r):
+                raise Violation(f"I1: {s} refuses the committed {r.version} ({r.outcome.name})")
+        elif r.kind == RecordKind.INSTALL:
+            s.position[r.key] = self._installed(s, r)
+        elif r.kind == RecordKind.ERASE:
+            s.position[r.key] = self._erased(s, r.key)
 
     def durable(self, s: Shadow, count: int) -> None:
         for r in s.tail[:count]:
-            if r.kind == RecordKind.STAGE and r.outcome == Outcome.OK:
-                s.durable.add((r.key, r.version))
-            elif r.kind == RecordKind.STAGE_COMMIT and r.outcome == Outcome.OK:
-                s.durable.add((r.key, r.version))
+            if r.outcome != OK and r.kind != RecordKind.REFUSE:
+                continue
+            if r.kind == RecordKind.STAGE:
+                s.staged.setdefault(r.key, set()).add(r.version)
+            elif r.kind == RecordKind.STAGE_COMMIT:
+                s.staged.setdefault(r.key, set()).add(r.version)
                 s.position[r.key] = s.durable_position[r.key] = self._committed(s, r)
             elif r.kind == RecordKind.COMMIT:
                 s.durable_position[r.key] = self.chunk(r.key).positions[r.version]
             elif r.kind == RecordKind.REFUSE:
-                s.durable.discard((r.key, r.version))
+                s.staged.get(r.key, set()).discard(r.version)
+            elif r.kind == RecordKind.INSTALL:
+                s.durable_position[r.key] = self.chunk(r.key).positions[r.version]
+                if r.base == NONE:
+                    s.staged.pop(r.key, None)
+            elif r.kind == RecordKind.ERASE:
+                s.durable_position[r.key] = self._erased(s, r.key)
+                s.staged.pop(r.key, None)
+            elif r.kind == RecordKind.RESET:
+                s.staged.clear()
         del s.tail[:count]
 
     def crashed(self, s: Shadow, keep: int) -> None:
@@ -139,13 +95,24 @@ class History:
         s.position = dict(s.durable_position)
         s.serving = False
 
+    def wiped(self, s: Shadow) -> None:
+        """A new device under the same target."""
+        fresh = Shadow(s.target)
+        fresh.lost = True
+        self.shadows[s.target] = fresh
+
+    def _known(self, r: Record) -> bool:
+        """Committed, with a retry entry that says so."""
+        remembered = r.identity[0] != 0 and r.identity[0] not in self.fenced
+        return remembered and r.version in self.chunk(r.key).positions
+
     def _staged(self, s: Shadow, r: Record) -> None:
         """I2 (one content a version), I4 (applied on the named base)."""
         content: CONTENT = (not r.removal, r.content)
         before = self.contents.get((r.key, r.version))
         if before is not None:
             if before != content:
-                raise Violation(f"I2: member {s.index} stages {content} under {r.version}, was {before}")
+                raise Violation(f"I2: {s} stages {content} under {r.version}, was {before}")
             if self.identity_of[r.key, r.version] != r.identity:
                 raise Violation(f"I2: {r.version} has two identities")
             return
@@ -161,6 +128,7 @@ class History:
         if op is not None and op.epoch < op.least_epoch:
             raise Violation(f"{r.version} has epoch {op.epoch}, asked for after {op.least_epoch} was set")
         self.contents[r.key, r.version] = content
+        self.base_of[r.key, r.version] = r.base
         self.identity_of[r.key, r.version] = r.identity
 
     def _op_of(self, r: Record) -> Op | None:
@@ -174,8 +142,15 @@ class History:
             raise Violation(f"I2: {r.version} has a content that nobody sent")
         return op
 
+    # ---- commits ------------------------------------------------------------------------------
+
+    def lacking(self, config: Chain, key: bytes, version: Version) -> list[Shadow]:
+        """Members that serve in that recorded version of the chain and don't have the update durably."""
+        members = [self.shadow(t) for t in self.versions[config].serving]
+        return [s for s in members if not s.lost and not self.has(s, key, version)]
+
     def _committed(self, s: Shadow, r: Record) -> int:
-        """I2 (one order of commits), I4 (all behind have it), I6 (once an identity)."""
+        """I2 (one order of commits), I4 (all members have it), I6 (once an identity)."""
         c = self.chunk(r.key)
         content: CONTENT = (not r.removal, r.content)
         now = s.position.get(r.key, 0)
@@ -185,126 +160,107 @@ class History:
             # to a member that has committed both, or be dropped: nobody can tell.
             same = c.states[now] == c.states[-1] == ABSENT
             if now != len(c.states) - 1 and not same:
+                there = len(c.states) - 1
                 raise Violation(
-                    f"I2: member {s.index} commits the new {r.version} on position {now}, "
-                    f"others are at {len(c.states) - 1}"
+                    f"I2: {s} commits the new {r.version} on position {now}, others are at {there}"
                 )
-            position = len(c.states)
-            c.states.append(content)
-            c.positions[r.version] = position
-            self.commits += 1
-            self._once(r)
+            position = self._append(r.key, r.version, content)
         elif position != now + 1:
             # A member that committed a removal, restarted, and was sent what led to it again.
             again = not s.serving and position <= now and not c.states[now][0]
             if not again:
-                raise Violation(f"I2: member {s.index} goes from position {now} to {position}")
+                raise Violation(f"I2: {s} goes from position {now} to {position}")
         if c.states[position] != content:
-            raise Violation(f"I2: member {s.index} commits {content} as {r.version}")
-        for other in self.shadows:
-            if (r.key, r.version) not in other.durable:
-                raise Violation(f"I4: member {s.index} commits {r.version}, {other.index} hasn't it durably")
+            raise Violation(f"I2: {s} commits {content} as {r.version}")
+        for other in self.lacking(s.adopted, r.key, r.version):
+            raise Violation(f"I4: {s} commits {r.version}, {other} hasn't it durably")
         return position
 
-    def _once(self, r: Record) -> None:
-        if r.identity[0] == 0:
+    def _append(self, key: bytes, version: Version, content: CONTENT) -> int:
+        c = self.chunk(key)
+        c.states.append(content)
+        c.positions[version] = len(c.states) - 1
+        self.commits += 1
+        self._once(key, version)
+        return len(c.states) - 1
+
+    def _once(self, key: bytes, version: Version) -> None:
+        identity = self.identity_of[key, version]
+        if identity[0] == 0:
             return
-        op = self.ops[r.identity]
-        if op.version not in (NONE, r.version):
-            raise Violation(f"I6: {r.identity} takes effect as {op.version} and as {r.version}")
+        op = self.ops[identity]
+        if op.version not in (NONE, version):
+            raise Violation(f"I6: {identity} takes effect as {op.version} and as {version}")
         if op.refused:
-            raise Violation(f"I6: {r.identity} takes effect after it was answered with {op.answered}")
-        op.version = r.version
+            raise Violation(f"I6: {identity} takes effect after it was answered with {op.answered}")
+        op.version = version
 
-    # ---- roles ------------------------------------------------------------------------------
+    # ---- recovery -----------------------------------------------------------------------------
 
-    def state(self, s: Shadow, serving: bool, chain: tuple[int, int]) -> None:
-        if chain < s.adopted and chain != (0, 0):
-            raise Violation(f"I5: member {s.index} goes from {s.adopted} to {chain}")
-        s.adopted = max(s.adopted, chain)
-        s.serving = serving
-
-    # ---- answers ----------------------------------------------------------------------------
-
-    def answered_update(self, op: Op, reply: Reply) -> None:
-        c = self.chunk(op.key)
-        out = reply.outcome
-        refusals = (Outcome.NO_SPACE, Outcome.OVER_QUOTA, Outcome.FELL_WITH_BASE)
-        if out == Outcome.OK and reply.version != NONE:
-            self._acknowledged(op, c, reply.version)
-        elif out in (Outcome.OK, Outcome.ABSENT):
-            self._saw_absent(c, op.lower, f"{op.kind.name} of an absent chunk")
-        elif out in (Outcome.EXISTED, Outcome.TAG_DIFFERS):
-            self._saw(c, op.lower, reply.version, None, f"create: {out.name}")
-        elif out in refusals and op.identity[0] != 0:
-            if op.version != NONE:
-                raise Violation(f"I6: {op.identity} is answered {out.name}, but {op.version} is committed")
-            op.refused = True
-        op.answered = out
-
-    def _acknowledged(self, op: Op, c: Chunk, version: Version) -> None:
-        position = c.positions.get(version)
+    def _installed(self, s: Shadow, r: Record) -> int:
+        """A whole chunk from a serving member: what it has committed, or is certain to commit."""
+        self.installs += 1
+        content = self.contents.get((r.key, r.version))
+        if content is None:
+            raise Violation(f"I2: {s} installs {r.version}, which nobody staged")
+        if content != (True, r.content):
+            raise Violation(f"I10: {s} installs {r.content} as {r.version}, is {content}")
+        position = self._certain(s, r.key, r.version)
         if position is None:
-            raise Violation(f"I1: {version} is acknowledged and committed nowhere")
-        if op.identity[0] != 0 and self.identity_of[op.key, version] != op.identity:
-            raise Violation(f"I6: {op.identity} is answered with {version}, another's")
-        for s in self.shadows:
-            if (op.key, version) not in s.durable:
-                raise Violation(f"I1: {version} is acknowledged, member {s.index} hasn't it durably")
-        if position <= op.lower and op.identity[0] != 0:
-            raise Violation(
-                f"I3: {op.identity} took effect at {position}, before it was invoked ({op.lower})"
-            )
-        c.known = max(c.known, position)
+            raise Violation(f"I4: {s} installs {r.version}, which may never be committed")
+        return position
 
-    def answered_read(self, asked: Asked, reply: Reply) -> None:
-        c = self.chunk(asked.key)
-        if asked.uncommitted_ok:
-            known = self.contents.get((asked.key, reply.version))
-            if reply.outcome == Outcome.OK and (known is None or known[1] != reply.content):
-                raise Violation(f"I2: an uncommitted read gives {reply.content} as {reply.version}")
-        elif reply.outcome == Outcome.OK:
-            content = None if asked.facts_only else reply.content
-            self._saw(c, asked.lower, reply.version, content, "read")
-        elif reply.outcome == Outcome.TAG_DIFFERS:
-            self._saw(c, asked.lower, reply.version, None, "read")
-        elif reply.outcome == Outcome.ABSENT:
-            self._saw_absent(c, asked.lower, "read")
+    def _certain(self, s: Shadow, key: bytes, version: Version) -> int | None:
+        """The position of a version that every serving member has durably: it commits sooner or later, and
+        counts as committed from now on. None: it isn't certain yet."""
+        c = self.chunk(key)
+        if version in c.positions:
+            return c.positions[version]
+        steps = [version]
+        while (base := self.base_of[key, steps[-1]]) != NONE and base not in c.positions:
+            steps.append(base)
+        newest = c.states[-1] == ABSENT if base == NONE else c.positions[base] == len(c.states) - 1
+        if not newest or any(self.lacking(s.adopted, key, v) for v in steps):
+            return None
+        for v in reversed(steps):
+            self._append(key, v, self.contents[key, v])
+        return c.positions[version]
 
-    def _saw(self, c: Chunk, lower: int, version: Version, content: bytes | None, what: str) -> None:
-        position = c.positions.get(version)
-        if position is None:
-            raise Violation(f"I3: {what} gives {version}, which is committed nowhere")
-        if position < lower:
-            raise Violation(f"I3: {what} gives {version} at {position}, after {lower} was known")
-        if content is not None and c.states[position] != (True, content):
-            raise Violation(f"I2: {what} gives {content} as {version}, is {c.states[position]}")
-        c.known = max(c.known, position)
+    def _erased(self, s: Shadow, key: bytes) -> int:
+        """The latest position at which there is no chunk: committed, or certain to be."""
+        c = self.chunk(key)
+        if not c.states[-1][0]:
+            return len(c.states) - 1
+        latest = max((v for v, p in c.positions.items()), default=NONE)
+        for (k, v), content in self.contents.items():
+            if k == key and v > latest and not content[0] and s.adopted in self.versions:
+                position = self._certain(s, key, v)
+                if position is not None:
+                    return position
+        return max(p for p, state in enumerate(c.states) if not state[0])
 
-    def _saw_absent(self, c: Chunk, lower: int, what: str) -> None:
-        for position in range(lower, len(c.states)):
-            if not c.states[position][0]:
-                c.known = max(c.known, position)
-                return
-        raise Violation(f"I3: {what} finds no chunk, which was there all the time since {lower}")
+    # ---- loss ---------------------------------------------------------------------------------
 
-    def answered_last(self, asked: AskedLast, reply: Reply) -> None:
-        if reply.outcome not in (Outcome.OK, Outcome.ABSENT):
-            return
-        found = reply.key if reply.outcome == Outcome.OK else b""
+    def led_by(self, s: Shadow) -> None:
+        """force-lead: what `s` doesn't have is lost, knowingly."""
         for key, c in self.chunks.items():
-            if space_of(key) != asked.space or key < found:
-                continue
-            states = c.states[asked.lower.get(key, 0) :]
-            if key > found and all(exists for exists, _ in states):
-                raise Violation(f"I3: last chunk says {found.hex()}, {key.hex()} was there all the time")
-            if key == found and not any(exists for exists, _ in states):
-                raise Violation(f"I3: last chunk says {found.hex()}, which wasn't there")
+            end = s.durable_position.get(key, 0)
+            for version, position in list(c.positions.items()):
+                if position > end:
+                    del c.positions[version]
+                    identity = self.identity_of[key, version]
+                    if identity[0] != 0:
+                        self.ops[identity].version = NONE
+            del c.states[end + 1 :]
+            c.known = min(c.known, end)
+            for other in self.shadows.values():
+                for positions in (other.position, other.durable_position):
+                    positions[key] = min(positions.get(key, 0), end)
 
     def epoch_set(self, space: int, epoch: int) -> None:
         self.least_epoch[space] = max(self.least_epoch.get(space, 0), epoch)
 
-    def space_removed(self, space: int) -> None:
+    def space_removed(self, space: int, maximum: int) -> None:
         for key, c in self.chunks.items():
-            if space_of(key) == space and self.least_epoch.get(space) == MAX_EPOCH and c.states[-1][0]:
+            if space_of(key) == space and self.least_epoch.get(space) == maximum and c.states[-1][0]:
                 raise Violation(f"I9: {key.hex()} is there after its space was removed")

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2])]
 
 import sim_world  # noqa: E402
-from sim_checks import Violation  # noqa: E402
+from sim_model import Violation  # noqa: E402
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import sim_world
-from sim_checks import Violation
+from sim_model import Violation
 from sim_wire import Mutant
 
 SHARES = 8
@@ -24,7 +24,7 @@ def test_invariants_hold(share: int) -> None:
     for seed in range(share * SEEDS_A_SHARE, (share + 1) * SEEDS_A_SHARE):
         world = sim_world.run(seed)
         commits += world.history.commits
-        finished += world.finished_ops
+        finished += world.clients.finished
     # The worlds do something: most seeds commit tens of updates.
     assert commits > 5 * SEEDS_A_SHARE
     assert finished > 10 * SEEDS_A_SHARE
