@@ -64,15 +64,24 @@ void Replica::on_lease(uint64_t until_ms, uint64_t now_ms, Effects& out) {
   machine_->finish();
 }
 
-void Replica::on_sync(const PeerHeader&, std::span<const uint8_t>, BufferRef payload, PayloadState, uint64_t,
-                      Effects& out) {
-  if (payload != kNoBuffer) out.push_back(Release{payload});
+void Replica::on_sync(const PeerHeader& header, std::span<const uint8_t> bytes, BufferRef payload,
+                      PayloadState payload_state, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->sync_arrived(header, bytes, payload, payload_state);
+  machine_->finish();
 }
 
-void Replica::on_damaged(const ChunkKey&, const Version&, uint64_t, Effects&) {}
+void Replica::on_damaged(const ChunkKey& key, const Version& version, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  machine_->damaged(key, version);
+  machine_->finish();
+}
 
-std::optional<ChunkKey> Replica::on_compare(const ChunkKey&, uint64_t, Effects&) {
-  return std::nullopt;
+std::optional<ChunkKey> Replica::on_compare(const ChunkKey& from, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  const std::optional<ChunkKey> next = machine_->compare(from);
+  machine_->finish();
+  return next;
 }
 
 void Replica::on_peer_connected(TargetId target, uint64_t now_ms, Effects& out) {
@@ -170,6 +179,7 @@ void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
   const Op done = *op;
   ops_.remove(op);
   op_pool_.give(op);
+  if (done.commit_now) commits_under_way_--;
   switch (done.kind) {
     case Op::Kind::fetch_for_request:
       if (done.request != nullptr) fetched_for_request(done.request, outcome);
@@ -206,6 +216,15 @@ void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
       break;
     case Op::Kind::chain:
       chain_persisted(outcome);
+      break;
+    case Op::Kind::sync_source:
+      sync_source_.completed(id, outcome, payload);
+      break;
+    case Op::Kind::sync_target:
+      sync_target_.completed(id, outcome);
+      break;
+    case Op::Kind::repair:
+      repairer_.completed(id, outcome, payload);
       break;
     case Op::Kind::question:
       FFS_CHECK(false);  // isn't an effect

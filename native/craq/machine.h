@@ -7,13 +7,16 @@
 //   restart.cc  chain versions, and how a chain comes back
 //   lease.cc    who may answer clients, and for how long
 //   suspicion.cc  neighbours that owe an answer
+//   resync_hooks.cc where recovery and repair (resync.h, repair.h) touch all that
 //   requests.cc requests that wait: deadlines, resends; space epochs, removal of a space
 //   records.cc  the records: made, found, remembered, freed
 // docs/craq.md is what it follows. Included by craq/*.cc only.
 #pragma once
 
 #include "craq/pool.h"
+#include "craq/repair.h"
 #include "craq/replica.h"
+#include "craq/resync.h"
 
 namespace ffs::craq {
 
@@ -100,6 +103,9 @@ struct Pending {
   bool loaded = false;        // from the store: is sent as a whole chunk
   bool fallen = false;        // refused, or built on what was
   bool journal_only = false;  // refused by the head before it was sent
+  bool reached = false;       // the syncing member has it, or its refusal
+  bool base_damaged = false;  // can't be staged until that is repaired
+  bool obtaining = false;     // damaged here: another member is asked for the payload
   Outcome outcome = Outcome::ok;
   uint64_t sent_ms = 0;
   uint64_t repeated_ms = 0;  // because the successor said `missing`; 0 = never
@@ -185,7 +191,10 @@ struct Op {
     question,
     load,
     epoch,
-    chain
+    chain,
+    sync_source,
+    sync_target,
+    repair
   };
   Kind kind = Kind::stage;
   bool commit_now = false;
@@ -235,7 +244,7 @@ uint32_t path_of(const ChainConfig& config);
 uint32_t index_of(const ChainConfig& config, TargetId target);  // member_count if it isn't named
 bool serves(const ChainConfig& config, TargetId target);
 
-class Replica::Machine {
+class Replica::Machine final : public SyncHost {
  public:
   Machine(TargetId self, ChainId chain, const StoreView& store, const Options& options, uint64_t now_ms);
 
@@ -308,7 +317,40 @@ class Replica::Machine {
   void peer_connected(TargetId target);
   void tick();
 
+  // resync_hooks.cc
+  void sync_arrived(const PeerHeader& header, std::span<const uint8_t> bytes, BufferRef payload,
+                    PayloadState payload_state);
+  void damaged(const ChunkKey& key, const Version& version) { repairer_.damaged(key, version); }
+  std::optional<ChunkKey> compare(const ChunkKey& from);
+
   ReplicaStatus status() const;
+
+  // SyncHost (resync_hooks.cc)
+  const StoreView& store() const override { return store_; }
+  const ChainConfig& config() const override { return config_; }
+  uint32_t path_count() const override { return path_count_; }
+  TargetId self() const override { return self_; }
+  uint64_t now_ms() const override { return now_ms_; }
+  bool is(Mutant m) const override { return options_.mutant == m; }
+  OpId new_sync_op(SyncPart part) override;
+  void emit(Effect effect) override { out_->push_back(std::move(effect)); }
+  void send_sync(TargetId to, const SyncMessage& m, BufferRef payload) override;
+  void device_failed() override { fail(Reason::device_failed); }
+  bool store_is_current() const override;
+  ChunkFacts committed_now(const ChunkKey& key) const override;
+  Wanted wanted(const ChunkKey& key, bool in_step) const override;
+  bool commit_under_way() const override { return commits_under_way_ > 0; }
+  void reached_target(const ChunkKey& key, const Version& version) override;
+  void epoch_reached_target(uint64_t space, uint64_t epoch) override;
+  void sync_gave_up() override;
+  void sync_news() override;
+  void source_damaged(const ChunkKey& key, const Version& version) override;
+  bool forget_pendings() override;
+  void chunk_replaced(const ChunkKey& key) override;
+  std::optional<ChunkFacts> held_version(const ChunkKey& key, const Version& version) const override;
+  void repair_ended(const ChunkKey& key, const Version& version, bool ok) override;
+  bool wants_payload(const ChunkKey& key, const Version& version) const override;
+  void obtained(const ChunkKey& key, const Version& version, Outcome outcome, BufferRef payload) override;
 
  private:
   enum class Phase : uint8_t { offline, persisting, reconciling, resuming, serving, syncing, failed };
@@ -338,7 +380,6 @@ class Replica::Machine {
     return phase_ == Phase::reconciling || phase_ == Phase::resuming || phase_ == Phase::serving ||
            phase_ == Phase::syncing;
   }
-  bool is(Mutant m) const { return options_.mutant == m; }
 
   // --- replica.cc
   bool chain_allows(Request* r, bool head_only);
@@ -437,6 +478,18 @@ class Replica::Machine {
   void page_step(Request* r);
   void resend_old();
 
+  // --- resync_hooks.cc
+  void adopt_sync();
+  void start_sync_source();
+  bool may_promote(const ChainConfig& config) const;
+  bool sync_holds_back(const Pending* p);
+  bool sync_holds_back_refusal(const Chunk* c, Pending* oldest);
+  bool sync_holds_back(const EpochChange* e);
+  void finish_durable_epochs();
+  void base_damaged(Pending* p);
+  void repair_base(Chunk* c);
+  void pump_sync();
+
   // --- records
   Chunk* find_chunk(const ChunkKey& key) const { return chunks_.find(key); }
   Chunk* chunk(const ChunkKey& key);  // makes a record if there is none
@@ -457,6 +510,7 @@ class Replica::Machine {
 
   uint64_t now_ms_ = 0;
   Effects* out_ = nullptr;
+  size_t out_begin_ = 0;  // what this event adds to *out_ begins here
 
   // The chain. config_ is the adopted version; zero = none in this incarnation.
   ChainConfig config_;
@@ -513,12 +567,17 @@ class Replica::Machine {
   RequestQueue parked_;
   RequestQueue room_;
   uint32_t pending_count_ = 0;
+  uint32_t commits_under_way_ = 0;  // stages that commit by themselves
   uint64_t next_deadline_ms_ = 0;
   OpId last_op_ = 0;
 
   // Resolved in this event; freed at the next, so that requests judged now find them.
   Pending* retired_pendings_ = nullptr;
   Chunk* retired_chunks_ = nullptr;
+
+  SyncSource sync_source_{*this, options_};
+  SyncTarget sync_target_{*this};
+  Repairer repairer_{*this, options_};
 
   Pool<Chunk> chunk_pool_;
   Pool<Pending> pending_pool_;

@@ -95,6 +95,7 @@ void Replica::Machine::read_done(Request* r, Outcome outcome) {
   constexpr uint32_t kMaxVanished = 16;
   r->op = 0;
   if (is(Mutant::no_recheck_after_read)) return reply(r, outcome, r->chunk);
+  if (outcome == Outcome::corrupt) repairer_.damaged(std::get<ClientRead>(r->body).key, r->chunk.version);
   const bool same_chain = answers_reads() && config_.version == r->judged_in;
   const bool gone = outcome == Outcome::absent && ++r->vanished < kMaxVanished;
   if (!same_chain || gone) return run_.push(r);

@@ -60,6 +60,7 @@ Pending* Replica::Machine::find_pending(const Chunk* c, const Version& v) const 
 void Replica::Machine::begin(uint64_t now_ms, Effects& out) {
   now_ms_ = now_ms;
   out_ = &out;
+  out_begin_ = out.size();
   while (Pending* p = retired_pendings_) {
     retired_pendings_ = p->next_free;
     if (p->update.identity.client.value != 0) channels_.remove(p);
@@ -76,9 +77,12 @@ void Replica::Machine::begin(uint64_t now_ms, Effects& out) {
 
 void Replica::Machine::finish() {
   run();
-  if (phase_ == Phase::reconciling && unreconciled_ == 0 && drops_ == 0) become_reconciled();
+  // What a sync that is over has still under way at the disk would land on what is done from then on.
+  const bool settled = unreconciled_ == 0 && drops_ == 0 && !sync_target_.busy();
+  if (phase_ == Phase::reconciling && settled) become_reconciled();
   maybe_serve();
   run();
+  pump_sync();
   out_ = nullptr;
 }
 

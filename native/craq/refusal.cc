@@ -37,8 +37,10 @@ void Replica::Machine::advance_refusal(Chunk* c) {
     n.identity = r->update.identity;
     return notify(successor(), n);
   }
+  if (sync_holds_back_refusal(c, r)) return;
   // Newest first: a crash in between leaves a sequence without holes.
   for (Pending* p = c->pendings.last();; p = c->pendings.prev(p)) {
+    if (!p->reached) sync_source_.refused(p->update.identity);
     p->state = Pending::State::refusing;
     c->refusing++;
     OpId op = new_op(Op::Kind::refuse, nullptr, p);

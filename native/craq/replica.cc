@@ -298,13 +298,14 @@ void Replica::Machine::send(Pending* p) {
 
 // One stage at a time is under way for a chunk: a crash leaves a sequence without holes.
 void Replica::Machine::stage_next(Chunk* c) {
-  if (c->staging != nullptr) return;
+  if (c->staging != nullptr || phase_ == Phase::syncing) return;
   for (Pending* p = c->pendings.first(); p != nullptr; p = c->pendings.next(p)) {
     if (p->disk == Pending::Disk::staged) continue;
-    if (p->fallen || p->disk == Pending::Disk::fetching) return;
+    if (p->fallen || p->disk == Pending::Disk::fetching || p->base_damaged) return;
     p->disk = Pending::Disk::staging;
     c->staging = p;
-    bool commit_now = last() && p->held && p == c->pendings.first();
+    const bool commit_now = last() && p->held && p == c->pendings.first() && !sync_source_.waits();
+    if (commit_now) commits_under_way_++;
     OpId op = new_op(Op::Kind::stage, nullptr, p);
     ops_.find(op)->commit_now = commit_now;
     const bool partial = p->update.kind == UpdateKind::write || p->update.kind == UpdateKind::truncate;
@@ -457,6 +458,7 @@ void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
     fall(p, outcome);
     return advance_refusal(c);
   }
+  if (outcome == Outcome::corrupt) return base_damaged(p);
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
   if (last()) release(p->update.payload);
   if (commit_now) {
@@ -514,7 +516,7 @@ void Replica::Machine::progress(Chunk* c) {
     if (p->disk != Pending::Disk::staged) return;
     bool may_commit = last() ? p->held || is(Mutant::tail_commits_without_held) : p->acked;
     if (is(Mutant::commit_before_successor) && p->held) may_commit = true;
-    if (!may_commit) return;
+    if (!may_commit || sync_holds_back(p)) return;
     commit(p, /*with_stage=*/false);
   }
 }
@@ -543,9 +545,11 @@ void Replica::Machine::commit(Pending* p, bool with_stage) {
     if (p->removal()) keep_in_memory(c, p->version());
     notify(predecessor(), Notice{.type = NoticeType::ack, .key = c->key, .version = p->version()});
   }
+  sync_source_.committed(c->key, p->update.identity, p->reached);
   p->outcome = Outcome::ok;
   p->after.version = p->version();  // what a client is told, also of a removal
   resolve(p, Pending::State::done);
+  repair_base(c);
 }
 
 // ---- 7. The answer --------------------------------------------------------------------------

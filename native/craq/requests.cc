@@ -89,6 +89,10 @@ void Replica::Machine::tick() {
   persist_recorded();
   ask_leases();
   watch_neighbours();
+  if (acts()) {
+    sync_source_.tick();
+    repairer_.tick();
+  }
   if (!acts() || !on_path()) return;
   if (now_ms_ - nudged_ms_ >= options_.resend_ms && !serving()) nudge(false);
   resend_old();
@@ -171,6 +175,7 @@ void Replica::Machine::epoch_durable(EpochChange* e, Outcome outcome) {
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
   e->op = 0;
   e->durable = true;
+  if (sync_holds_back(e)) return;
   if (last() || e->acked) finish_epoch(e);
 }
 

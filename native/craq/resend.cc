@@ -29,6 +29,7 @@ void Replica::Machine::send_again(Chunk* c, const Version& above) {
 bool Replica::Machine::load_first(Pending* p) {
   if (!p->loaded || p->removal() || p->after.length_bytes == 0) return false;
   if (p->update.payload != kNoBuffer) return false;
+  if (p->obtaining) return true;
   if (p->load_op == 0) {
     p->load_op = new_op(Op::Kind::load, nullptr, p);
     out_->push_back(Load{p->load_op, p->update.key, p->version(), p->after.length_bytes});
@@ -38,6 +39,11 @@ bool Replica::Machine::load_first(Pending* p) {
 
 void Replica::Machine::loaded(Pending* p, Outcome outcome, BufferRef payload) {
   p->load_op = 0;
+  if (outcome == Outcome::corrupt) {
+    release(payload);
+    p->obtaining = true;
+    return repairer_.obtain(p->update.key, p->version());
+  }
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
   p->update.payload = payload;
   send_ready(p->chunk);

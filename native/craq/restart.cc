@@ -99,7 +99,7 @@ void Replica::Machine::stand_down(Reason reason) {
 // Once it is durable here, the chain may go on without those that it leaves out: not before the leases
 // are over that they may hold from this member, in this incarnation or the last one. Tried at each tick.
 void Replica::Machine::persist_proposal() {
-  if (!proposal_waits_ || now_ms_ < start_hold_until_ms_ || poisoned()) return;
+  if (!proposal_waits_ || now_ms_ < start_hold_until_ms_ || poisoned() || !may_promote(proposal_)) return;
   if (granted_outside(proposal_) && !is(Mutant::persist_without_waiting_for_leases)) return;
   proposal_waits_ = false;
   record_.proposed = proposal_.version;
@@ -166,6 +166,7 @@ void Replica::Machine::adopt() {
   path_count_ = path_of(config_);
   my_index_ = index_of(config_, self_);
   forget_neighbours();
+  adopt_sync();
   if (!on_path()) {
     set_phase(Phase::syncing, Reason::syncing);
     return unpark();  // to be told so
@@ -328,6 +329,8 @@ void Replica::Machine::become_reconciled() {
       p = order_.next(p);
     }
   }
+  finish_durable_epochs();
+  start_sync_source();
 }
 
 void Replica::Machine::invite_received() {
