@@ -91,6 +91,7 @@ TEST_CASE("crash soak: new seeds until the time is over") {
     options.prefix_stride = runs % 4 == 3 ? 23 : 1;
     options.keys = 3 + seed % 8;
     options.all_kinds = runs % 3 == 0;
+    options.transfers = runs % 2 == 0;
     if (seed % 5 == 0) options.max_bytes = 900'000;
     CrashRun run(options);
     std::string wrong = run.run();

@@ -19,16 +19,21 @@ std::string describe(const Version& version) {
 
 // One operation that the store has not answered yet.
 struct CrashRun::Running {
-  enum Kind { update, commit, refusal, read, counter } kind = update;
+  enum Kind { update, commit, refusal, read, counter, install, erase, target } kind = update;
   uint64_t key = 0;
   StageOp stage;
   StoreOp plain;
   ReadOp read_op;
+  InstallOp install_op;
   std::unique_ptr<Laid> laid;
   ModelVersion version;
   uint64_t value = 0;
   size_t state = 0;  // of the chunk, once queued
   bool queued = false;
+  bool dropped = false;    // by a reset or release of the target before its record was queued
+  bool may_fail = false;   // its base was dropped so
+  bool releases = false;
+  std::vector<std::pair<uint64_t, size_t>> states;  // reset, release: (key, state)
   bool done = false;
   size_t done_at = 0;  // length of the log
   CrashRun* run = nullptr;
@@ -51,10 +56,11 @@ void CrashRun::fail(const std::string& text) {
     failure_ = "seed " + std::to_string(options_.seed) + " operations " +
                std::to_string(options_.operations) + " keys " + std::to_string(options_.keys) + " stride " +
                std::to_string(options_.prefix_stride) + " largest " + std::to_string(options_.max_bytes) +
-               (options_.all_kinds ? " all kinds: " : ": ") + text;
+               (options_.transfers ? " transfers" : "") + (options_.all_kinds ? " all kinds: " : ": ") + text;
 }
 
-void CrashRun::push_state(ModelChunk& chunk, ModelState state, size_t queued_at) {
+void CrashRun::push_state(ModelChunk& chunk, ModelState state, size_t queued_at, bool reset) {
+  state.reset = reset;
   state.queued_at = queued_at;
   state.acknowledged_at = SIZE_MAX;
   chunk.states.push_back(std::move(state));
@@ -65,7 +71,7 @@ void CrashRun::push_state(ModelChunk& chunk, ModelState state, size_t queued_at)
 bool CrashRun::start_update() {
   uint64_t key = random_() % options_.keys;
   ModelChunk& chunk = chunks_[key];
-  if (chunk.planned_chain.size() > 5) return false;
+  if (chunk.planned_chain.size() > 5 || chunk.settles) return false;
   auto running = std::make_unique<Running>();
   StageOp& op = running->stage;
   const Bytes& old = chunk.planned.bytes;
@@ -159,7 +165,9 @@ bool CrashRun::start_update() {
 // Which updates have had their records queued since the last look.
 void CrashRun::poll_queued(size_t before) {
   for (auto& running : running_) {
-    if (running->kind != Running::update || running->queued) continue;
+    if (running->queued || running->dropped) continue;
+    if (running->kind == Running::install && queue_install(*running, before)) continue;
+    if (running->kind != Running::update) continue;
     const StageOp& op = running->stage;
     ChunkInfo info;
     PendingInfo pending;
@@ -218,7 +226,7 @@ void CrashRun::start_commit() {
   }
   auto& chain = chunk.planned_chain;
   while (!chain.empty() && chain.front().version <= version.version) chain.erase(chain.begin());
-  if (chain.empty() && version.bytes == nullptr) chunk.planned = {};
+  if (chain.empty() && version.bytes == nullptr && chunk.installs == 0) chunk.planned = {};
   push_state(chunk, state, h_.io->log().size());
   running->state = chunk.states.size() - 1;
   running->queued = true;
@@ -268,7 +276,8 @@ void CrashRun::start_counter() {
   running->plain.owner = running.get();
   running->plain.done = Running::finished;
   running->value = ++counter_.value;
-  counter_.queued.emplace_back(h_.io->log().size(), running->value);
+  counter_.states.push_back({running->value, h_.io->log().size(), SIZE_MAX});
+  running->state = counter_.states.size() - 1;
   Running* raw = running.get();
   running_.push_back(std::move(running));
   uint64_t value = raw->value;
@@ -305,6 +314,218 @@ void CrashRun::start_read() {
   h_.store->read(&raw->read_op);
 }
 
+// ------------------------------------------------------------------------------ recovery's operations
+
+// What updates build on once nothing is on the way.
+void CrashRun::settle(ModelChunk& chunk) {
+  const ModelState& state = chunk.now();
+  chunk.settles = chunk.in_flight > 0;
+  chunk.planned_chain = state.pendings;
+  chunk.planned = {};
+  if (state.committed) chunk.planned = *state.committed;
+  if (!state.pendings.empty()) chunk.planned = state.pendings.back();
+}
+
+// `over_same`: a repair, of the version that is committed with the same bytes. Else another version over
+// whatever is there, now and then an older one.
+void CrashRun::start_install(bool over_same) {
+  uint64_t key = random_() % options_.keys;
+  ModelChunk& chunk = chunks_[key];
+  const ModelState& state = chunk.now();
+  if (installing_ || chunk.settles || (over_same && (!state.committed || chunk.in_flight > 0))) return;
+  auto running = std::make_unique<Running>();
+  InstallOp& op = running->install_op;
+  Bytes bytes;
+  if (over_same) {
+    bytes = state.committed->bytes;
+    op.version = op.only_over = state.committed->version;
+    chunk.settles = true;
+  } else {
+    auto size = static_cast<uint32_t>(random_() % options_.max_bytes);
+    if (random_() % 8 == 0) size = 0;
+    bytes = std::make_shared<std::vector<uint8_t>>(random_bytes(size, random_()));
+    op.version = v(next_version_++);
+    // An older one than what is there: a number that nothing was given.
+    if (chunk.in_flight == 0 && random_() % 4 == 0) op.version.chain.counter = 0;
+  }
+  running->laid = std::make_unique<Laid>(0, *bytes);
+  op.target = kTargetId;
+  op.key = key_of(key);
+  op.length = static_cast<uint32_t>(bytes->size());
+  op.data = bytes->empty() ? nullptr : running->laid->data;
+  op.tail_padded = random_() % 4 != 0;
+  op.owner = running.get();
+  op.done = Running::finished;
+  running->kind = Running::install;
+  running->key = key;
+  running->run = this;
+  running->version = {op.version, bytes};
+  contents_[op.version] = bytes;
+  if (!over_same) {
+    chunk.planned = running->version;
+    chunk.planned_chain.clear();
+  }
+  chunk.in_flight++;
+  chunk.installs++;
+  installing_ = true;
+  installs_seen_ = h_.store->metrics().installed;
+  if (std::getenv("FFS_ENGINE_TRACE"))
+    std::fprintf(stderr, "%zu: install key %lu v%lu over %lu, %u bytes\n", h_.io->log().size(), key,
+                 op.version.update, op.only_over.update, op.length);
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  h_.store->install(&raw->install_op);
+}
+
+// One install at a time, so that their count says when its record is there.
+bool CrashRun::queue_install(Running& running, size_t before) {
+  if (h_.store->metrics().installed == installs_seen_) return false;
+  running.queued = true;
+  ModelChunk& chunk = chunks_[running.key];
+  ModelState state = chunk.now();
+  if (running.install_op.only_over.none()) state.pendings.clear();
+  state.committed = running.version;
+  push_state(chunk, state, before);
+  running.state = chunk.states.size() - 1;
+  return true;
+}
+
+// With nothing on the way for the chunk: then its record is queued at once.
+void CrashRun::start_erase() {
+  uint64_t key = random_() % options_.keys;
+  ModelChunk& chunk = chunks_[key];
+  if (chunk.in_flight > 0) return;
+  auto running = std::make_unique<Running>();
+  running->kind = Running::erase;
+  running->key = key;
+  running->run = this;
+  running->plain.owner = running.get();
+  running->plain.done = Running::finished;
+  ModelState state = chunk.now();
+  state.committed.reset();
+  state.pendings.clear();
+  push_state(chunk, state, h_.io->log().size());
+  settle(chunk);
+  running->state = chunk.states.size() - 1;
+  running->queued = true;
+  if (std::getenv("FFS_ENGINE_TRACE"))
+    std::fprintf(stderr, "%zu: erase key %lu\n", h_.io->log().size(), key);
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  h_.store->erase(kTargetId, key_of(key), &raw->plain);
+}
+
+void CrashRun::start_reset() {
+  auto running = std::make_unique<Running>();
+  running->kind = Running::target;
+  running->run = this;
+  running->plain.owner = running.get();
+  running->plain.done = Running::finished;
+  if (std::getenv("FFS_ENGINE_TRACE")) std::fprintf(stderr, "%zu: reset\n", h_.io->log().size());
+  for (auto& other : running_) {
+    if (other->kind != Running::update || other->queued) continue;
+    other->dropped |= !other->stage.commit_now;
+    other->may_fail = true;
+  }
+  for (auto& [key, chunk] : chunks_) {
+    ModelState state = chunk.now();
+    if (!state.pendings.empty() || state.retry) {
+      state.pendings.clear();
+      state.retry.reset();
+      push_state(chunk, state, h_.io->log().size(), true);
+      running->states.emplace_back(key, chunk.states.size() - 1);
+    }
+    settle(chunk);
+  }
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  h_.store->reset_target(kTargetId, &raw->plain);
+}
+
+void CrashRun::start_release() {
+  auto running = std::make_unique<Running>();
+  running->kind = Running::target;
+  running->run = this;
+  running->releases = true;
+  running->plain.owner = running.get();
+  running->plain.done = Running::finished;
+  if (std::getenv("FFS_ENGINE_TRACE")) std::fprintf(stderr, "%zu: release\n", h_.io->log().size());
+  for (auto& other : running_) {
+    bool changes = other->kind == Running::update || other->kind == Running::install;
+    other->dropped |= changes && !other->queued;
+  }
+  for (auto& [key, chunk] : chunks_) {
+    push_state(chunk, ModelState{}, h_.io->log().size());
+    running->states.emplace_back(key, chunk.states.size() - 1);
+    settle(chunk);
+  }
+  counter_.states.push_back({0, h_.io->log().size(), SIZE_MAX});
+  running->state = counter_.states.size() - 1;
+  releasing_ = true;
+  Running* raw = running.get();
+  running_.push_back(std::move(running));
+  h_.store->release_target(kTargetId, &raw->plain);
+}
+
+void CrashRun::start_transfer() {
+  uint64_t choice = random_() % 100;
+  if (choice < 45)
+    start_install(false);
+  else if (choice < 65)
+    start_install(true);
+  else if (choice < 85)
+    start_erase();
+  else if (choice < 95)
+    start_reset();
+  else
+    start_release();
+}
+
+// Notes the acknowledgement of an operation that has ended; false: it failed.
+bool CrashRun::ended(Running& running) {
+  int error = running.plain.error;
+  const char* what = running.plain.what;
+  if (running.kind == Running::update) error = running.stage.error, what = running.stage.what;
+  if (running.kind == Running::install) error = running.install_op.error, what = running.install_op.what;
+  const bool dropped_base = running.may_fail && error == ESTALE && !running.queued;
+  // A repair whose version was replaced by a commit meanwhile.
+  const bool late_repair = running.kind == Running::install && error == ECANCELED && !running.queued &&
+                           running.install_op.only_over != Version{};
+  if (error != 0 && !dropped_base && !late_repair) {
+    fail("an operation failed: " + std::to_string(error) + " " + (what ? what : ""));
+    return false;
+  }
+  if (running.kind == Running::counter) {
+    counter_.states[running.state].acknowledged_at = running.done_at;
+    return true;
+  }
+  if (running.kind == Running::target) {
+    for (const auto& [key, state] : running.states) chunks_[key].states[state].acknowledged_at = running.done_at;
+    if (running.releases) {
+      counter_.states[running.state].acknowledged_at = running.done_at;
+      releasing_ = false;
+      if (h_.store->usage(kTargetId).allocated_bytes != 0) fail("a released target has slots");
+    }
+    return true;
+  }
+  ModelChunk& chunk = chunks_[running.key];
+  if (running.kind == Running::install) chunk.installs--, installing_ = false;
+  if (running.kind == Running::install || running.kind == Running::update) {
+    chunk.in_flight--;
+    if (chunk.settles && chunk.in_flight == 0) settle(chunk);
+  }
+  if (running.dropped || dropped_base || late_repair) {
+    if (running.queued) fail("an update that was dropped has its record");
+    return true;
+  }
+  if (!running.queued) {
+    fail("an update was acknowledged and isn't there");
+    return false;
+  }
+  chunk.states[running.state].acknowledged_at = running.done_at;
+  return true;
+}
+
 void CrashRun::step() {
   h_.clock_us += 200;
   if (random_() % 4 == 0) h_.store->tick(h_.clock_us);
@@ -328,23 +549,7 @@ void CrashRun::step() {
       }
       continue;
     }
-    int error = running->kind == Running::update ? running->stage.error : running->plain.error;
-    const char* what = running->kind == Running::update ? running->stage.what : running->plain.what;
-    if (error != 0) {
-      fail("an operation failed: " + std::to_string(error) + " " + (what ? what : ""));
-      continue;
-    }
-    if (running->kind == Running::counter) {
-      counter_.acknowledged.emplace_back(running->done_at, running->value);
-      continue;
-    }
-    ModelChunk& chunk = chunks_[running->key];
-    if (running->kind == Running::update) chunk.in_flight--;
-    if (!running->queued) {
-      fail("an update was acknowledged and isn't there");
-      continue;
-    }
-    chunk.states[running->state].acknowledged_at = running->done_at;
+    ended(*running);
   }
   std::erase_if(running_, [](const auto& running) { return running->done; });
 }
@@ -354,7 +559,11 @@ void CrashRun::operate() {
     if (running_.size() < options_.max_in_flight && random_() % 3 != 0) {
       started++;
       uint64_t choice = random_() % 100;
-      if (choice < 55)
+      if (releasing_)
+        h_.store->tick(h_.clock_us);
+      else if (options_.transfers && random_() % 5 == 0)
+        start_transfer();
+      else if (choice < 55)
         start_update();
       else if (choice < 78)
         start_commit();
@@ -425,7 +634,7 @@ bool CrashRun::same(Harness& h, uint64_t key, const ModelState& state, std::stri
   return true;
 }
 
-std::string CrashRun::check_state(Harness& h, uint64_t key, size_t prefix, size_t* matched) {
+std::string CrashRun::check_state(Harness& h, uint64_t key, size_t prefix, ModelState* matched) {
   const ModelChunk& chunk = chunks_[key];
   size_t least = 0, most = 0;
   for (size_t i = 1; i < chunk.states.size(); i++) {
@@ -435,8 +644,20 @@ std::string CrashRun::check_state(Harness& h, uint64_t key, size_t prefix, size_
   for (size_t i = most + 1; i-- > least;) {
     std::string difference;
     if (!same(h, key, chunk.states[i], &difference)) continue;
-    *matched = i;
+    *matched = chunk.states[i];
     return difference.empty() ? "" : "chunk " + std::to_string(key) + ": " + difference;
+  }
+  // Data before a reset may be lost and the reset stays.
+  for (size_t i = most; i > least; i--) {
+    for (size_t j = i; chunk.states[i].reset && j-- > least;) {
+      ModelState emptied = chunk.states[j];
+      emptied.pendings.clear();
+      emptied.retry.reset();
+      std::string difference;
+      if (!same(h, key, emptied, &difference)) continue;
+      *matched = emptied;
+      return difference.empty() ? "" : "chunk " + std::to_string(key) + ": " + difference;
+    }
   }
   ChunkInfo info;
   bool there = h.store->lookup(kTargetId, key_of(key), &info);
@@ -461,19 +682,23 @@ std::string CrashRun::check_state(Harness& h, uint64_t key, size_t prefix, size_
 }
 
 std::string CrashRun::check_counters(Harness& h, size_t prefix) {
-  uint64_t least = 0, most = 0;
-  for (const auto& [at, value] : counter_.acknowledged) {
-    if (at <= prefix) least = std::max(least, value);
+  size_t least = 0, most = 0;
+  for (size_t i = 1; i < counter_.states.size(); i++) {
+    if (counter_.states[i].acknowledged_at <= prefix) least = i;
+    if (counter_.states[i].queued_at <= prefix) most = i;
   }
-  for (const auto& [at, value] : counter_.queued) {
-    if (at <= prefix) most = std::max(most, value);
-  }
+  auto possible = [&](uint64_t value) {
+    for (size_t i = least; i <= most; i++) {
+      if (counter_.states[i].value == value) return true;
+    }
+    return false;
+  };
   uint64_t epoch = h.store->space_epoch(kTargetId, kSpace).least_epoch;
   uint64_t state = 0;
   auto bytes = h.store->chain_state(kTargetId);
   if (bytes.size() == sizeof state) std::memcpy(&state, bytes.data(), sizeof state);
-  if (epoch < least || epoch > most) return "the space epoch is " + std::to_string(epoch);
-  if (state < least || state > most) return "the chain state is " + std::to_string(state);
+  if (!possible(epoch)) return "the space epoch is " + std::to_string(epoch);
+  if (!possible(state)) return "the chain state is " + std::to_string(state);
   return "";
 }
 
@@ -485,7 +710,7 @@ std::string CrashRun::check_crash(io::SimImage image, size_t prefix, const char*
   mutants.replay_without_verification = options_.mutants.replay_without_verification;
   if (!h.try_open(mutants).ok()) return "recovery fails: " + ChunkStore::last_open_message() + at;
   std::string wrong = h.store->check_consistency();
-  std::map<uint64_t, size_t> states;
+  std::map<uint64_t, ModelState> states;
   for (const auto& [key, chunk] : chunks_) {
     if (wrong.empty()) wrong = check_state(h, key, prefix, &states[key]);
   }
@@ -495,9 +720,9 @@ std::string CrashRun::check_crash(io::SimImage image, size_t prefix, const char*
   // A second recovery, from what the first one left, changes nothing.
   h.settle();
   if (!h.try_open().ok()) return "the second recovery fails: " + ChunkStore::last_open_message() + at;
-  for (const auto& [key, chunk] : chunks_) {
+  for (const auto& [key, state] : states) {
     std::string difference;
-    if (!same(h, key, chunk.states[states[key]], &difference) || !difference.empty()) {
+    if (!same(h, key, state, &difference) || !difference.empty()) {
       return "the second recovery changes chunk " + std::to_string(key) + at;
     }
   }
@@ -505,6 +730,7 @@ std::string CrashRun::check_crash(io::SimImage image, size_t prefix, const char*
 }
 
 std::string CrashRun::run() {
+  if (options_.transfers) h_.release_step_chunks = 1;
   h_.format();
   io::SimImage start = h_.io->image();
   size_t formatted = h_.io->log().size();

@@ -75,7 +75,9 @@ struct Harness {
     return options;
   }
   void format() {
-    Status made = ChunkStore::format_file(*io, io->disk(), io->size_bytes(), 512, format_options());
+    FormatOptions options = format_options();
+    options.max_chunks = max_chunks;
+    Status made = ChunkStore::format_file(*io, io->disk(), io->size_bytes(), 512, options);
     REQUIRE(made.ok());
   }
   Status try_open(const Mutants& mutants = {}) {
@@ -83,6 +85,7 @@ struct Harness {
     options.cluster = cluster();
     options.scratch_bytes = 16u << 20;
     options.overlay_bytes = 16u << 20;
+    options.release_step_chunks = release_step_chunks;
     auto opened = ChunkStore::open_file(*io, io->disk(), io->size_bytes(), options, mutants);
     if (!opened.ok()) return opened.error();
     store = std::move(opened.value());
@@ -217,6 +220,8 @@ struct Harness {
   std::unique_ptr<ChunkStore> store;
   uint64_t clock_us = 1000;
   uint64_t reads = 0;
+  uint32_t release_step_chunks = 128;
+  uint64_t max_chunks = 0;
 };
 
 }  // namespace ffs::engine::testing
