@@ -448,6 +448,9 @@ ReplicaStatus Replica::Machine::status() const {
   const bool acting = phase_ != Phase::offline && phase_ != Phase::failed && path_count_ > 0;
   if (acting && on_path()) s.state = MemberState::serving;
   if (acting && !on_path()) s.state = MemberState::syncing;
+  sync_source_.fill(&s);
+  s.damaged = repairer_.damaged_count();
+  s.repaired = repairer_.repaired_count();
   return s;
 }
 

@@ -314,11 +314,12 @@ void SyncSource::tick() {
   }
   wake_resting();
   resend(false);
-  if (state_ == State::done || now - heard_ms_ < options_.suspect_ms) return;
+  // Before those above suspect us, who owe them answers meanwhile.
+  const uint64_t patience_ms = options_.suspect_ms / 2;
+  if (state_ == State::done || now - heard_ms_ < patience_ms) return;
   bool silent = false;
-  for (const auto& [number, out] : outgoing_) silent |= now - out.first_ms >= options_.suspect_ms;
-  for (const Range& range : ranges_)
-    silent |= range.question != 0 && now - range.first_ms >= options_.suspect_ms;
+  for (const auto& [number, out] : outgoing_) silent |= now - out.first_ms >= patience_ms;
+  for (const Range& range : ranges_) silent |= range.question != 0 && now - range.first_ms >= patience_ms;
   if (!silent) return;
   if (state_ == State::beginning) return set_failure(Outcome::timed_out);  // goes on asking
   give_up(Outcome::timed_out, 0);
