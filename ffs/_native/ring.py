@@ -46,6 +46,8 @@ WAIT_NEEDS_CAPABILITY: Final = int(lib.FFS_WAIT_NEEDS_CAPABILITY)
 # C waits so long at most, so that signals (Ctrl-C) are seen.
 _STEP_MS: Final = 200
 
+_NO_HEDGES: Final = 101  # ffs_client_options.hedge_percent
+
 SQE_DTYPE: Final = np.dtype(
     [
         ("op", "u1"),
@@ -130,8 +132,9 @@ class NativeClient:
 
     client_id: the session id from the metadata service; cluster: its 16 bytes. Timeouts in ms, 0 for
     the defaults (connect 1000, a request 30000, a try at one replica 2000). checksum: CRC32C from this
-    memory to the device and back. inflight_bytes: a server and ring, 0: 64 MiB. Connects nowhere.
-    Any thread.
+    memory to the device and back. inflight_bytes: a server and ring, 0: 64 MiB. unavailable_timeout_ms:
+    0 for 3000. hedge_percent: late reads that go to a second replica too, at most, 0 for none;
+    hedge_after_ms: when, 0 for adaptive. Connects nowhere. Any thread.
     """
 
     def __init__(
@@ -146,6 +149,9 @@ class NativeClient:
         checksum: bool = True,
         inflight_bytes: int = 0,
         tcp_congestion: str | None = None,
+        unavailable_timeout_ms: int = 0,
+        hedge_percent: int = 5,
+        hedge_after_ms: int = 0,
     ) -> None:
         self._raw: Any = None
         self.client_id = client_id
@@ -163,6 +169,9 @@ class NativeClient:
         options.try_timeout_ms = try_timeout_ms
         options.checksum = 0 if checksum else 1
         options.inflight_bytes = inflight_bytes
+        options.unavailable_timeout_ms = unavailable_timeout_ms
+        options.hedge_percent = hedge_percent or _NO_HEDGES
+        options.hedge_after_ms = hedge_after_ms
         congestion = ffi.NULL if tcp_congestion is None else ffi.new("char[]", tcp_congestion.encode())
         options.tcp_congestion = congestion
         out = ffi.new("ffs_client**")
@@ -206,7 +215,11 @@ class NativeClient:
 
 @dataclass(frozen=True, slots=True)
 class RingStats:
-    """Counts since the ring was made; bytes_copied: payload that came through a socket."""
+    """Counts since the ring was made.
+
+    bytes_copied: payload that came through a socket; hedges: late reads that a second replica was asked
+    for, hedge_wins: which answered first; damaged: answers that didn't match their checksums; budget_waits:
+    retries that the retry budget held back; unavailable: requests that ended as ChainUnavailable."""
 
     submitted: int
     completed: int
@@ -220,6 +233,10 @@ class RingStats:
     bytes_copied: int
     connects: int
     max_inflight: int
+    hedge_wins: int
+    damaged: int
+    budget_waits: int
+    unavailable: int
 
 
 class Ring:

@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 import zlib
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,18 @@ class Client(FileCalls):
         """Fetch newer routing for the native client, in one attempt; False if none came. Blocking."""
         return self.core.session().refresh_routing()
 
+    def want_routing(self) -> None:
+        """Requests of a ring wait for newer routing: it is given to native as soon as there is some."""
+        self.core.session().want_routing()
+
+    def want_renewal(self, native_id: int) -> None:
+        """Requests of a ring wait for a capability: it is renewed in the background."""
+        self.core.session().want_renewal(native_id)
+
+    def describe_chain(self, chain: int) -> str:
+        """A chain's members and their states, as far as this client knows."""
+        return self.core.routing.describe_chain(chain)
+
     def renew_capability(self, native_id: int) -> None:
         """Renew a capability now, under the same native id. Blocking; raises if it is refused."""
         self.core.session().renew_capability(native_id)
@@ -189,18 +202,23 @@ def connect(
     request_timeout: float = 30.0,
     session_ttl: float = 30.0,
     checksum: bool = True,
+    unavailable_timeout: float = 3.0,
+    hedge_percent: int = 5,
 ) -> Client:
     """Connect to a cluster. Blocking until a metadata service has answered, or all have failed.
 
     address: "host:port[,host:port...]" of the metadata services, perhaps with "ffs://" before it and
     "?cluster=<hex id>" after it; None takes FFS_CLUSTER. transport: "auto", "tcp" or "local". secret:
     the cluster secret (bytes), or the path of its file. Times in seconds; session_ttl is how long what
-    this client has open for writing outlives it. checksum: check data from end to end.
+    this client has open for writing outlives it. checksum: check data from end to end. unavailable_timeout:
+    data requests of a chain that has no replica for so long raise ChainUnavailable. hedge_percent: how many
+    late reads in a hundred may go to a second replica (0: none).
 
     Raises Unreachable (nobody answers; all that was tried is named), WrongCluster, Unauthenticated,
     InvalidArgument (the address or an option is wrong). docs/client.md, Connecting.
     """
     options = _options(transport, secret, connect_timeout, request_timeout, session_ttl, checksum)
+    options = _with_data_options(options, unavailable_timeout, hedge_percent)
     client = Client(resolve_address(address), options)
     try:
         client.core  # noqa: B018 - connects
@@ -238,6 +256,20 @@ def _options(
         request_timeout_s=request_timeout,
         session_ttl_ms=int(session_ttl * 1000),
         checksum=checksum,
+    )
+
+
+def _with_data_options(
+    options: ClientOptions, unavailable_timeout: float, hedge_percent: int
+) -> ClientOptions:
+    if not 0.001 <= unavailable_timeout <= 86400.0:
+        raise errors.InvalidArgument(
+            f"unavailable_timeout {unavailable_timeout}: give 0.001 to 86400 seconds"
+        )
+    if isinstance(hedge_percent, bool) or not isinstance(hedge_percent, int) or not 0 <= hedge_percent <= 100:
+        raise errors.InvalidArgument(f"hedge_percent {hedge_percent!r}: give 0 to 100")
+    return replace(
+        options, unavailable_timeout_ms=int(unavailable_timeout * 1000), hedge_percent=hedge_percent
     )
 
 

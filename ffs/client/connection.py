@@ -36,7 +36,7 @@ class Link:
         """`cluster` b"" takes the first service's id, and holds all others to it. Doesn't connect."""
         self.servers = servers
         self.cluster = cluster
-        self._options = options
+        self.options = options
         self._lock = threading.Lock()
         self._at = 0
         self._connection: BlockingConnection | None = None
@@ -51,7 +51,7 @@ class Link:
         connection = self._connection
         if connection is None or connection.lost is not None:
             connection = self.connect()
-        bodies = connection.exchange((body,), time.monotonic() + self._options.reply_timeout_s)
+        bodies = connection.exchange((body,), time.monotonic() + self.options.reply_timeout_s)
         return decode_message(bodies[0])
 
     def connect(self) -> BlockingConnection:
@@ -62,7 +62,7 @@ class Link:
                 return connection
             if self._closed:
                 raise Unreachable("this client is closed")
-            options = self._options
+            options = self.options
             shake = AskerHandshake(
                 role="client", cluster=self.cluster, secret=options.secret, name=options.name
             )

@@ -18,6 +18,7 @@ from ffs.client.connection import ConnectionOptions, Link
 from ffs.client.retry import Policy
 from ffs.client.routing import Routing
 from ffs.client.session import Renewer, Session, open_session
+from ffs.client.watch import Watch
 from ffs.errors import Fenced, ShutDown, Unreachable
 from ffs.proto import meta
 from ffs.proto.common import Creds, Message
@@ -41,6 +42,10 @@ class ClientOptions:
     """How long a session lives without renewal, 1 s to 10 min."""
     checksum: bool = True
     """Whether data is checked from end to end."""
+    unavailable_timeout_ms: int = 3000
+    """After which data requests of a chain that is down raise ChainUnavailable."""
+    hedge_percent: int = 5
+    """Reads that may be sent to a second replica when they are late, in a hundred; 0: none."""
 
 
 class Core:
@@ -63,6 +68,7 @@ class Core:
         )
         self.caller = Caller(self.link, Policy(deadline_s=options.request_timeout_s))
         self.routing = Routing(self.caller)
+        self.watch = Watch(address.servers, self.routing, self.link.options)
         self.creds = Creds(os.geteuid(), os.getegid(), tuple(os.getgroups()))
         self.umask = read_umask()
         self.closed = False
@@ -125,6 +131,7 @@ class Core:
                 self._session = open_session(
                     self.caller,
                     self.routing,
+                    self.watch,
                     self.creds,
                     self._label,
                     self.options.session_ttl_ms,
@@ -140,6 +147,8 @@ class Core:
             "transport": options.transport,
             "request_timeout_ms": int(options.request_timeout_s * 1000),
             "checksum": options.checksum,
+            "unavailable_timeout_ms": options.unavailable_timeout_ms,
+            "hedge_percent": options.hedge_percent,
         }
 
     # --- ending -------------------------------------------------------------------------------
@@ -154,6 +163,7 @@ class Core:
                 self._renewer.stop()
             if self._session is not None:
                 self._session.close()
+            self.watch.close()
             self.link.close()
 
     def abandon(self) -> None:
@@ -161,6 +171,7 @@ class Core:
         self.closed = True
         if self._session is not None:
             self._session.abandon()
+        self.watch.abandon()
         self.link.abandon()
 
 

@@ -21,7 +21,6 @@ from ffs.client.session import Session
 from ffs.errors import (
     BadHandle,
     CapabilityExpired,
-    ChainUnavailable,
     DeadlineExceeded,
     Fenced,
     FfsError,
@@ -42,7 +41,6 @@ Bytes = NDArray[np.uint8]
 _MEANING: dict[type[FfsError], str] = {
     OutcomeUnknown: "a storage server didn't answer in time; the write may have been carried out",
     DeadlineExceeded: "a storage server didn't answer in time",
-    ChainUnavailable: "no replica serves this part of the file now; try again when its servers are back",
 }
 
 _MAX_TURNS = 16

@@ -11,6 +11,7 @@ Data moves between the servers' devices and the Iov; Python sees only numbers.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -28,10 +29,10 @@ from ffs._native.ring import (
     WAIT_NEEDS_ROUTING,
     Ring,
     RingStats,
-    error_of_cqe,
 )
 from ffs.client.ior_cut import Ints, cut, cut_inside
 from ffs.client.ior_table import Table
+from ffs.client.transfer import error_of_completion
 from ffs.errors import FfsError, InvalidArgument, NotFound, RingFull
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Completion", "Ior"]
 
-# While requests wait for routing that nobody has yet, it is asked for this often.
-_ROUTING_POLL_S: Final = 0.25
 _NO_INTS: Final = np.zeros(0, dtype=np.int64)
 
 
@@ -78,7 +77,6 @@ class Ior:
         self._table = Table(entries)
         self._prepared = 0
         self._empty: list[int] = []  # userdata of reads at or beyond the end: done at once
-        self._poll_routing = False
 
     # --- preparing --------------------------------------------------------------------------
 
@@ -213,7 +211,8 @@ class Ior:
         out = [Completion(user, 0, None) for user in self._take_empty()]
         for cqe in cqes:
             result = int(cqe["result"])
-            out.append(Completion(int(cqe["userdata"]), result, error_of_cqe(cqe) if result < 0 else None))
+            error = error_of_completion(cqe, self.client) if result < 0 else None
+            out.append(Completion(int(cqe["userdata"]), result, error))
         return out
 
     def wait_array(self, least: int = 1, timeout: float | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -239,15 +238,14 @@ class Ior:
         parts: list[NDArray[Any]] = []
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
-            step = left if not self._poll_routing else min(_ROUTING_POLL_S, left or _ROUTING_POLL_S)
-            cqes, events = self._ring.wait(least, step)
+            cqes, events = self._ring.wait(least, left)
             if len(cqes):
                 parts.append(self._settle(cqes))
                 least = max(0, least - len(cqes))
             if events & WAIT_NEEDS_CAPABILITY:
                 self._renew()
-            if events & WAIT_NEEDS_ROUTING or (self._poll_routing and len(cqes) == 0):
-                self._poll_routing = not self._refresh()
+            if events & WAIT_NEEDS_ROUTING:
+                self.client.want_routing()
             if least == 0 or not self._table.busy or (until is not None and time.monotonic() >= until):
                 break
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else cqes
@@ -261,20 +259,11 @@ class Ior:
         cqes["userdata"] = self._table.settle(numbers)
         return cqes
 
-    def _refresh(self) -> bool:
-        """False: there is nothing newer now, or nobody who knows; requests go on by themselves."""
-        try:
-            return bool(self.client.refresh_routing())
-        except FfsError:
-            return False
-
     def _renew(self) -> None:
         # A refusal shows in the requests: they end with CapabilityExpired at their deadline.
         for file in self._table.files():
-            try:
-                self.client.renew_capability(file.capability)
-            except FfsError:
-                continue
+            with contextlib.suppress(FfsError):  # a file whose session is over
+                self.client.want_renewal(file.capability)
 
     def cancel(self, userdata: int) -> None:
         """Requests with this userdata complete with Cancelled, or as they would have. NotFound: none."""

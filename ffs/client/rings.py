@@ -60,6 +60,7 @@ def native_targets(targets: Sequence[cluster.TargetRoute]) -> list[TargetRoute]:
             port=target.port,
             host_id=target.host_id,
             socket_path=target.socket_path,
+            away=not target.alive,
         )
         for target in targets
     ]

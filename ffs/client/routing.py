@@ -1,8 +1,8 @@
 """The client's copy of the routing: chains, targets, chain tables. docs/client.md, Routing.
 
-Fetched on first use and when somebody finds it old; handed to the native client of the session.
-Thread-safe. A refresh that fails leaves what is known: open files go on without the metadata
-services.
+Fetched on first use; once native is there, pushed: `ffs.client.watch` waits at the metadata services for
+changes and gives them to `take`. Handed to the native client of the session. Thread-safe. A refresh that
+fails leaves what is known: open files go on without the metadata services.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ffs.client.caller import ONCE, Caller
 from ffs.errors import InvalidArgument, NotFound, StaleRouting
 from ffs.layout import Placement
-from ffs.proto.cluster import ChainRoute, GetRouting, RoutingReply, TableRoute, TargetRoute
+from ffs.proto.cluster import ChainRoute, GetRouting, RoutingReply, TableRoute, TargetRoute, TargetState
 from ffs.proto.common import Layout
 
 Subscriber = Callable[[int, Sequence[ChainRoute], Sequence[TargetRoute]], None]
@@ -24,7 +24,8 @@ class Routing:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._fetching = threading.Lock()
+        self._fetching = threading.Lock()  # one thread at a time asks
+        self._telling = threading.Lock()  # guards what is known; never held while somebody is asked
         self._reply: RoutingReply | None = None
         self._tables: dict[tuple[int, int], TableRoute] = {}
         self._subscriber: Subscriber | None = None
@@ -32,14 +33,20 @@ class Routing:
     @property
     def epoch(self) -> int:
         """Of what is known; 0 before the first fetch."""
-        return 0 if self._reply is None else self._reply.epoch
+        reply = self._reply
+        return 0 if reply is None else reply.epoch
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Give every newer routing to `subscriber`, and the present one (fetched if there is none) now."""
         self.get()
-        with self._fetching:
+        with self._telling:
             self._subscriber = subscriber
             self._tell(subscriber)
+
+    def unsubscribe(self) -> None:
+        """On return the subscriber isn't running and won't be called any more."""
+        with self._telling:
+            self._subscriber = None
 
     def get(self) -> RoutingReply:
         """What is known, fetched on first use. Blocking; raises as Caller.call does."""
@@ -49,33 +56,52 @@ class Routing:
             raise StaleRouting("the metadata service gave no routing")
         return self._reply
 
-    def refresh(self, *, wait_ms: int = 0, once: bool = False) -> bool:
+    def refresh(self, *, once: bool = False) -> bool:
         """Fetch routing newer than the known one; True if there was. Blocking.
 
-        `wait_ms`: let the service wait so long for a change. `once`: don't retry a failure, which is
-        raised. Threads that come while another fetches share its result.
+        `once`: don't retry a failure, which is raised. Threads that come while another fetches share its
+        result.
         """
         before = self.epoch
         with self._fetching:
             if self.epoch != before:
                 return True
-            request = GetRouting(known_epoch=self.epoch, wait_ms=wait_ms)
+            request = GetRouting(known_epoch=self.epoch)
             reply = self._caller.call(request, RoutingReply, policy=ONCE if once else None)
+            return self.take(reply)
+
+    def take(self, reply: RoutingReply) -> bool:
+        """Take what a metadata service said; False if it isn't newer than what is known."""
+        with self._telling:
             if not reply.changed or (self._reply is not None and reply.epoch <= self._reply.epoch):
                 return False
-            self._take(reply)
+            self._tables = {(table.id, table.version): table for table in reply.tables}
+            self._reply = reply
+            if self._subscriber is not None:
+                self._tell(self._subscriber)
             return True
-
-    def _take(self, reply: RoutingReply) -> None:
-        self._tables = {(table.id, table.version): table for table in reply.tables}
-        self._reply = reply
-        if self._subscriber is not None:
-            self._tell(self._subscriber)
 
     def _tell(self, subscriber: Subscriber) -> None:
         if self._reply is not None:
             reachable = [target for target in self._reply.targets if target.port]
             subscriber(self._reply.epoch, self._reply.chains, reachable)
+
+    def describe_chain(self, number: int) -> str:
+        """A chain's members and their states, as far as is known here: for error messages."""
+        reply = self._reply
+        chain = None if reply is None else next((c for c in reply.chains if c.chain == number), None)
+        if reply is None or chain is None:
+            return f"chain {number} (unknown here)"
+        places = {target.target: target for target in reply.targets}
+        members = []
+        for member, state in zip(chain.members, chain.states, strict=True):
+            place = places.get(member)
+            words = TargetState(state).name.lower() if state in list(TargetState) else f"state {state}"
+            if place is None or not place.alive or not place.port:
+                words += ", its node isn't there"
+            members.append(f"target {member} on node {place.node if place else '?'}: {words}")
+        version = f"version {chain.term}.{chain.counter}"
+        return f"chain {number} ({version}; {'; '.join(members)})"
 
     def placement(self, layout: Layout) -> Placement:
         """The placement of a layout; refreshes once if its table version isn't known. Blocking then."""

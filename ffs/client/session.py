@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ffs.client.caller import ONCE, Caller
+from ffs.client.retry import Kind, kind_of
 from ffs.client.routing import Routing
 from ffs.client.slots import SlotTable
+from ffs.client.watch import Watch
 from ffs.errors import Fenced, FfsError
 from ffs.proto import meta
 from ffs.proto.cluster import ChainRoute, TargetRoute
@@ -36,7 +38,7 @@ _log = logging.getLogger(__name__)
 class CapabilityEntry:
     """One capability that is kept alive: for which inode, by which write session, known to native as."""
 
-    __slots__ = ("handle", "ino", "native_id", "renew_at", "rights")
+    __slots__ = ("failure", "handle", "ino", "native_id", "renew_at", "rights")
 
     def __init__(self, ino: int, handle: int, rights: int, native_id: int, renew_at: float) -> None:
         self.ino = ino
@@ -44,6 +46,8 @@ class CapabilityEntry:
         self.rights = rights
         self.native_id = native_id
         self.renew_at = renew_at
+        self.failure: FfsError | None = None
+        """Why the service refused the last renewal."""
 
 
 class Session:
@@ -53,6 +57,7 @@ class Session:
         self,
         caller: Caller,
         routing: Routing,
+        watch: Watch,
         opened: meta.SessionOpened,
         creds: Creds,
         native_options: dict[str, Any],
@@ -65,12 +70,15 @@ class Session:
         self.over = False
         self._caller = caller
         self._routing = routing
+        self._watch = watch
         self._native_options = native_options
         self._lock = threading.Lock()
         self._native: NativeClient | None = None
         self._rings: RingPool | None = None
         self._capabilities: dict[int, CapabilityEntry] = {}
         self._clock_base = (opened.manager_time_ms, time.monotonic())
+        self.news = threading.Event()  # for the renewal thread: `_wanted` isn't empty, or the end
+        self._wanted: set[int] = set()  # capabilities that requests wait for
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -116,6 +124,7 @@ class Session:
             native.set_routing(epoch, native_chains(chains), native_targets(targets))
 
         self._routing.subscribe(set_routing)
+        self._watch.start(self.cluster)
         return native
 
     @property
@@ -131,6 +140,14 @@ class Session:
             if self._rings is None:
                 self._rings = RingPool(native)
             return self._rings
+
+    def want_routing(self) -> None:
+        """Requests wait for newer routing. Returns at once: it comes by itself when there is some."""
+        self._watch.hurry()
+
+    def describe_chain(self, chain: int) -> str:
+        """A chain's members and their states, as far as is known here."""
+        return self._routing.describe_chain(chain)
 
     def refresh_routing(self) -> bool:
         """Fetch newer routing, in one attempt. False if there is none, or no metadata service answers:
@@ -176,6 +193,16 @@ class Session:
         self.replace_capability(native_id, reply.capability, reply.capability_expiry_ms)
         return reply.epoch
 
+    def want_renewal(self, native_id: int) -> None:
+        """Requests wait for this capability's renewal. Returns at once: the renewal thread sees to it."""
+        self._wanted.add(native_id)
+        self.news.set()
+
+    def renewal_failure(self, native_id: int) -> FfsError | None:
+        """Why the service refused to renew it the last time; None: it didn't."""
+        entry = self._capabilities.get(native_id)
+        return None if entry is None else entry.failure
+
     def _renewal_time(self, expiry_ms: int) -> float:
         """On the monotonic clock: when half of what is left has passed."""
         left_s = (expiry_ms - self.manager_ms()) / 1000
@@ -201,13 +228,23 @@ class Session:
             if entry.renew_at <= now:
                 self._renew_quietly(entry)
 
+    def renew_wanted(self) -> None:
+        """Renew what requests wait for. One attempt each; for the renewal thread."""
+        while self._wanted:
+            entry = self._capabilities.get(self._wanted.pop())
+            if entry is not None:
+                self._renew_quietly(entry)
+
     def _renew_quietly(self, entry: CapabilityEntry) -> None:
+        entry.failure = None
         try:
             self.renew_capability(entry.native_id, once=True)
         except KeyError:
             return  # dropped meanwhile
         except FfsError as error:
             # Whoever uses it gets the error with the file's name; here it is only early.
+            if kind_of(error) in (Kind.REFUSED, Kind.SESSION_OVER):
+                entry.failure = error
             entry.renew_at = time.monotonic() + min(self.ttl_s / 3, 5.0)
             _log.debug("capability of inode %d isn't renewed: %s", entry.ino, error)
 
@@ -216,6 +253,7 @@ class Session:
     def close(self) -> None:
         """End the session: at the service too, if it answers at once. Blocking, bounded."""
         was_over, self.over = self.over, True
+        self._routing.unsubscribe()
         self._release()
         if was_over:
             return
@@ -237,6 +275,7 @@ class Session:
         if self._native is not None:
             self._native.close()
             self._native = None
+        self.news.set()
 
 
 _OVER = (
@@ -246,12 +285,18 @@ _OVER = (
 
 
 def open_session(
-    caller: Caller, routing: Routing, creds: Creds, label: str, ttl_ms: int, native_options: dict[str, Any]
+    caller: Caller,
+    routing: Routing,
+    watch: Watch,
+    creds: Creds,
+    label: str,
+    ttl_ms: int,
+    native_options: dict[str, Any],
 ) -> Session:
     """Open a session at the metadata service. Blocking; raises as Caller.call."""
     request = meta.SessionOpen(label=label, ttl_ms=ttl_ms, creds=creds)
     opened = caller.call(request, meta.SessionOpened)
-    return Session(caller, routing, opened, creds, native_options)
+    return Session(caller, routing, watch, opened, creds, native_options)
 
 
 class Renewer(threading.Thread):
@@ -260,13 +305,20 @@ class Renewer(threading.Thread):
     def __init__(self, session: Session) -> None:
         super().__init__(name="ffs-renew", daemon=True)
         self._session = session
-        self._stop_now = threading.Event()
+        self._stopped = False
 
     def run(self) -> None:
         session = self._session
-        while not self._stop_now.wait(session.ttl_s / 4):
-            if session.over:
+        turn_at = time.monotonic() + session.ttl_s / 4
+        while True:
+            session.news.wait(max(0.0, turn_at - time.monotonic()))
+            session.news.clear()
+            if session.over or self._stopped:
                 return
+            session.renew_wanted()
+            if time.monotonic() < turn_at:
+                continue
+            turn_at = time.monotonic() + session.ttl_s / 4
             try:
                 session.renew()
             except Fenced:
@@ -276,4 +328,5 @@ class Renewer(threading.Thread):
 
     def stop(self) -> None:
         """Ask the thread to end; it may still be inside one request."""
-        self._stop_now.set()
+        self._stopped = True
+        self._session.news.set()

@@ -22,7 +22,7 @@ from ffs._native.ring import (
     error_of_cqe,
 )
 from ffs.client.rings import ENTRIES
-from ffs.errors import FfsError, ProtocolError
+from ffs.errors import ChainUnavailable, FfsError, ProtocolError
 from ffs.layout import Placement, file_chunk_key
 
 if TYPE_CHECKING:
@@ -34,17 +34,21 @@ READ_PIECE_BYTES = 4 << 20
 PAGE_BYTES = 4096
 """Reads are widened to whole pages: on the same host a server can then write into our memory itself."""
 
-_ROUTING_POLL_S = 0.25
-
 
 class Upkeep(Protocol):
     """What a transfer asks of its session while requests wait."""
 
-    def refresh_routing(self) -> bool:
-        """Fetch newer routing; False if there is none now, or no metadata service answers."""
+    def want_routing(self) -> None:
+        """Have newer routing given to native as soon as there is some. Returns at once."""
 
-    def renew_capability(self, native_id: int) -> int:
-        """Renew at the metadata service, and give it to native; raises if the service refuses."""
+    def want_renewal(self, native_id: int) -> None:
+        """Have a capability renewed and given to native. Returns at once."""
+
+    def renewal_failure(self, native_id: int) -> FfsError | None:
+        """Why the service refused to."""
+
+    def describe_chain(self, chain: int) -> str:
+        """For an error: the chain's members and their states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,23 @@ def _carry_out(
         return _Transfer(staged, upkeep, extent, data, piece_bytes, writing=writing).run(pieces)
 
 
+class _Describer(Protocol):
+    def describe_chain(self, chain: int) -> str: ...
+
+
+def error_of_completion(completion: np.void, describer: _Describer) -> FfsError:
+    """The error of a failed completion; of a chain that is down with what its members do and the way out."""
+    error = error_of_cqe(completion)
+    if isinstance(error, ChainUnavailable) and completion["chain"]:
+        chain = describer.describe_chain(int(completion["chain"]))
+        return ChainUnavailable(
+            f"no replica serves {chain}. It works again by itself when one of them is back: start its"
+            " storage server; `ffs cluster chains` shows them",
+            errno=error.errno,
+        )
+    return error
+
+
 def _raise(failure: FfsError | None) -> None:
     # Not where the caller's buffer is a local: frame and error refer to each other, and a buffer that
     # such a ring keeps can't be resized by its owner.
@@ -153,7 +174,6 @@ class _Transfer:
         self._writing = writing
         self._place_bytes = -(-piece_bytes // PAGE_BYTES) * PAGE_BYTES
         self._failure: FfsError | None = None
-        self._poll_routing = False
 
     def run(self, pieces: list[_Piece]) -> FfsError | None:
         """Returns the first failure; the ring is quiet then."""
@@ -198,12 +218,11 @@ class _Transfer:
 
     def _wait(self, flying: dict[int, _Piece]) -> list[int]:
         """Wait for at least one completion; returns the places that are free again."""
-        timeout = _ROUTING_POLL_S if self._poll_routing else None
-        completions, events = self._staged.ring.wait(1, timeout)
+        completions, events = self._staged.ring.wait(1)
         if events & WAIT_NEEDS_CAPABILITY:
             self._renew()
-        if events & WAIT_NEEDS_ROUTING or (self._poll_routing and len(completions) == 0):
-            self._poll_routing = not self._upkeep.refresh_routing()
+        if events & WAIT_NEEDS_ROUTING:
+            self._upkeep.want_routing()
         places: list[int] = []
         for completion in completions:
             place = int(completion["userdata"])
@@ -215,7 +234,7 @@ class _Transfer:
         result = int(completion["result"])
         if result < 0:
             if self._failure is None:
-                self._failure = error_of_cqe(completion)
+                self._failure = error_of_completion(completion, self._upkeep)
             return
         low, size = (piece.offset, piece.length) if self._writing else _widen(piece)
         if result != size:
@@ -230,9 +249,7 @@ class _Transfer:
             out[:] = self._staged.memory[start : start + piece.length]
 
     def _renew(self) -> None:
-        try:
-            self._upkeep.renew_capability(self._extent.capability)
-        except FfsError as error:
-            # The requests that wait end at their deadline; this is the reason to tell.
-            if self._failure is None:
-                self._failure = error
+        # The requests that wait end at their deadline; a refusal is the reason to tell.
+        if self._failure is None:
+            self._failure = self._upkeep.renewal_failure(self._extent.capability)
+        self._upkeep.want_renewal(self._extent.capability)

@@ -28,7 +28,6 @@ from ffs.kv.blocks import PrivateBlocks
 ENTRIES = 512
 _STAGING_BYTES = 64 << 20
 _PAGE = 4096
-_LOOK_AGAIN_S = 0.25
 
 Completions = npt.NDArray[np.void]
 
@@ -36,33 +35,31 @@ Completions = npt.NDArray[np.void]
 class Upkeep(Protocol):
     """What a batch asks for while requests wait: handle.py has it."""
 
-    def refresh_routing(self) -> bool: ...
+    def want_routing(self) -> None: ...
 
     def renew(self) -> None: ...
 
 
 class BackgroundUpkeep:
-    """Runs the upkeep of a call in a thread, so that a stopped metadata service holds up only those
-    requests that need it, and these until their deadline. One thread at a time."""
+    """Renews in a thread, so that a stopped metadata service holds up only those requests that need it,
+    and these until their deadline. One thread at a time."""
 
     def __init__(self, upkeep: Upkeep) -> None:
         self._upkeep = upkeep
         self._thread: threading.Thread | None = None
 
     def react(self, events: int) -> None:
-        if not events or (self._thread is not None and self._thread.is_alive()):
+        if events & WAIT_NEEDS_ROUTING:
+            self._upkeep.want_routing()
+        if not events & WAIT_NEEDS_CAPABILITY or (self._thread is not None and self._thread.is_alive()):
             return
-        self._thread = threading.Thread(target=self._work, args=(events,), name="ffs-kv-upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="ffs-kv-upkeep", daemon=True)
         self._thread.start()
 
-    def _work(self, events: int) -> None:
+    def _work(self) -> None:
         # A failure isn't lost: the requests that wait for it end at their deadline and tell.
         with contextlib.suppress(FfsError):
-            if events & WAIT_NEEDS_ROUTING:
-                self._upkeep.refresh_routing()
-        with contextlib.suppress(FfsError):
-            if events & WAIT_NEEDS_CAPABILITY:
-                self._upkeep.renew()
+            self._upkeep.renew()
 
 
 @dataclass(slots=True)
@@ -157,7 +154,7 @@ class Batch:
 
     def _positions(self, out: Completions) -> list[int]:
         """Waits for completions, stores them, and returns their positions."""
-        completions, events = self._kv.ring.wait(1, _LOOK_AGAIN_S)
+        completions, events = self._kv.ring.wait(1)
         self._upkeep.react(events)
         positions = completions["userdata"].astype(np.int64)
         out[positions] = completions

@@ -134,9 +134,15 @@ class Handle:
             raise BadHandle("the space was never opened", self.path)
         return self._placement
 
-    def refresh_routing(self) -> bool:
-        """Fetches newer routing, in one attempt. Blocking."""
-        return bool(self._live().refresh_routing())
+    def want_routing(self) -> None:
+        """Requests wait for newer routing. Returns at once."""
+        session = self._session
+        if session is not None:
+            session.want_routing()
+
+    def describe_chain(self, chain: int) -> str:
+        """A chain's members and their states, as far as is known here."""
+        return self._client.describe_chain(chain)
 
     def renew(self) -> None:
         """Renews the capability, in one attempt. Blocking; raises if it is refused."""

@@ -29,8 +29,8 @@ from ffs._native.ring import (
     SQE_DTYPE,
     SQE_VERIFY,
     RingStats,
-    error_of_cqe,
 )
+from ffs.client.transfer import error_of_completion
 from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
@@ -170,7 +170,7 @@ class Space:
         there = (result == -errno.EEXIST) & (detail != _DETAIL_TAG)
         status[there] = Status.HIT
         lengths = np.where(result >= 0, blocks.lengths, np.where(there, done["value"].astype(np.int64), 0))
-        return _results(status, lengths, done)
+        return _results(status, lengths, done, self._handle)
 
     def get(self, keys: Keys, into: Any, *, timeout_s: float | None = None) -> Results:
         """Reads blocks into `into` (as `values` of put): HIT, MISS or ERROR by block. Blocking.
@@ -191,7 +191,7 @@ class Space:
             (result == -errno.ENOENT) | (result == -errno.ENODATA) | ((result < 0) & (detail == _DETAIL_TAG))
         )
         status[missing] = Status.MISS
-        return _results(status, np.where(result >= 0, result, 0), done)
+        return _results(status, np.where(result >= 0, result, 0), done, self._handle)
 
     def exists(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
         """Which blocks are there: HIT, MISS or ERROR by block, one request a chain. Blocking."""
@@ -247,7 +247,7 @@ class Space:
             done = Batch(kv_ring, self._upkeep).run(entries)
             for (begin, end), row in zip(pieces, done, strict=True):
                 if row["result"] < 0:
-                    failed.update(dict.fromkeys(range(begin, end), error_of_cqe(row)))
+                    failed.update(dict.fromkeys(range(begin, end), error_of_completion(row, self._handle)))
                     continue
                 at = begin * EXISTS_KEY_DTYPE.itemsize
                 found[begin:end] = memory[at : at + (end - begin) * EXISTS_ENTRY_DTYPE.itemsize].view(
@@ -346,10 +346,12 @@ def _by_chain(chains: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
     ]
 
 
-def _results(status: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], done: Completions) -> Results:
+def _results(
+    status: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], done: Completions, handle: Handle
+) -> Results:
     errors: dict[int, FfsError] = {}
     for position in np.flatnonzero(status == Status.ERROR).tolist():
-        error = error_of_cqe(done[position])
+        error = error_of_completion(done[position], handle)
         if isinstance(error, TagMismatch):
             error = TagMismatch("another block has the same first half of its hash: this one can't be stored")
         errors[position] = error

@@ -31,12 +31,14 @@ class PlainClient:
     refreshes: int = 0
     renewals: list[int] = field(default_factory=list)
 
-    def refresh_routing(self) -> bool:
+    def want_routing(self) -> None:
         self.refreshes += 1
-        return False
 
-    def renew_capability(self, native_id: int) -> None:
+    def want_renewal(self, native_id: int) -> None:
         self.renewals.append(native_id)
+
+    def describe_chain(self, chain: int) -> str:
+        return f"chain {chain} (which is told of here)"
 
 
 @dataclass(eq=False)
