@@ -778,3 +778,42 @@ TEST_CASE("crash with many chunks: snapshots of several slices meet a reset and 
     });
   }
 }
+
+TEST_CASE("crash: a chunk that comes back after a release is in the snapshot that began before it") {
+  constexpr uint64_t kMany = 10'000;
+  Harness h(60);
+  h.release_step_chunks = 1'000;
+  h.max_chunks = 12'000;
+  h.format();
+  h.open();
+  fill(h, kMany, kTarget);  // several slices, before those of the other target
+  fill(h, 30, kOther);
+  h.close();
+  h.open();
+  io::SimImage start = h.io->image();
+  const size_t from = h.io->log().size();
+  h.store->start_snapshot();
+  Plain op;
+  h.store->release_target(kOther, &op);
+  while (h.store->usage(kOther).chunks > 0) h.io->run_once(0);
+  Install back(7, v(9), {});
+  back.target = kOther;
+  h.store->install(&back);
+  h.run_until(back.finished);
+  const size_t came_back = h.io->log().size();
+  for (int i = 0; i < 5'000 && h.store->metrics().snapshots == 0; i++) h.io->run_once(0);
+  REQUIRE(h.store->metrics().snapshots == 1);
+  h.run_until(op.finished);
+  REQUIRE(waited(h, [&](StoreOp* o) { h.store->set_space_epoch(kTarget, 1, {3, 0}, o); }) == 0);
+  bool seen = false;
+  each_crash(h, std::move(start), from, 1, [&](Harness& after, size_t at) {
+    ChunkInfo info;
+    const uint64_t chunks = after.store->usage(kOther).chunks;
+    const bool seven = after.store->lookup(kOther, key_of(7), &info) && info.version == v(9);
+    CHECK((chunks == 30 || chunks == (seven ? 1 : 0)));
+    if (at >= came_back) CHECK(seven);
+    CHECK(after.store->usage(kTarget).chunks == kMany);
+    seen |= at >= came_back;
+  });
+  CHECK(seen);
+}
