@@ -20,7 +20,18 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
 
-_NOUNS = ("cluster", "listing", "files", "copy", "space", "device", "bench", "demo")
+_NOUNS = (
+    "cluster",
+    "cluster_commands",
+    "dev",
+    "listing",
+    "files",
+    "copy",
+    "space",
+    "device",
+    "bench",
+    "demo",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -15,10 +15,20 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from ffs.cli.devcluster.handle import launch, take_down
-from ffs.cli.devcluster.state import Directory, Shape
+from ffs.cli.devcluster.state import DEFAULT_FAILURE_TIMEOUT_MS, Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
-from ffs.cli.parsing import Commands, command, connect, count_argument, print_json, size_argument
+from ffs.cli.parsing import (
+    Commands,
+    command,
+    connect,
+    count_argument,
+    print_json,
+    seconds_argument,
+    size_argument,
+)
 from ffs.cli.text import format_bytes, format_seconds, plural, table
 from ffs.errors import FfsError, InvalidArgument, from_os_error
 from ffs.proto.cluster import NodeStatus, StatusReply, TargetState
@@ -42,6 +52,13 @@ def add_commands(commands: Commands) -> None:
         metavar="SIZE",
         help=f"of each server's device file, which grows as it fills (default: {DEFAULT_DEVICE})",
     )
+    up.add_argument(
+        "--failure-timeout",
+        type=seconds_argument,
+        metavar="SECONDS",
+        help="a server that is silent for so long is left out of its chains (default: 1)",
+    )
+    up.add_argument("--domains", type=count_argument, help="spread the servers over so many failure domains")
     up.add_argument("--detach", action="store_true", help="return once it serves; ffs down stops it")
     up.add_argument("--supervise", action="store_true", help=argparse.SUPPRESS)
     up.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
@@ -65,20 +82,25 @@ def run_up(args: argparse.Namespace) -> int:
 def _shape(args: argparse.Namespace) -> Shape:
     """What was asked for, or what is there: a cluster keeps the shape that it was made with."""
     known = Directory(args.dir).read_cluster()
+    timeout_ms = args.failure_timeout or DEFAULT_FAILURE_TIMEOUT_MS
     if known is None:
         nodes = args.nodes or 3
         replicas = args.replicas or min(3, nodes)
-        return Shape(nodes, replicas, args.device_size or size_argument(DEFAULT_DEVICE))
+        device_bytes = args.device_size or size_argument(DEFAULT_DEVICE)
+        return Shape(nodes, replicas, device_bytes, args.domains or 0, timeout_ms)
     for option, asked, made in (
         ("--nodes", args.nodes, known.shape.nodes),
         ("--replicas", args.replicas, known.shape.replicas),
         ("--device-size", args.device_size, known.shape.device_bytes),
+        ("--domains", args.domains, known.shape.domains),
     ):
         if asked not in (None, made):
             raise InvalidArgument(
                 f"was made with {option} {made}: leave the option out, or give another --dir", args.dir
             )
-    return known.shape
+    return msgspec.structs.replace(
+        known.shape, failure_timeout_ms=args.failure_timeout or known.shape.failure_timeout_ms
+    )
 
 
 def _detach(args: argparse.Namespace, shape: Shape) -> int:
@@ -88,6 +110,8 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         nodes=shape.nodes,
         replicas=shape.replicas,
         device_bytes=shape.device_bytes,
+        domains=shape.domains,
+        failure_timeout_s=shape.failure_timeout_ms / 1000,
         until_eof=False,
         say=live.show,
     )
@@ -117,6 +141,7 @@ def _supervise(args: argparse.Namespace, shape: Shape) -> int:
                 _let_go_of_terminal(directory.log / "supervisor.log", keep_stdin=args.until_eof)
                 watched = [0] if args.until_eof else []
                 while not stop.requested():
+                    supervisor.serve_requests()
                     for line in supervisor.newly_dead():
                         print(f"ffs up: {line}", file=sys.stderr, flush=True)
                     readable, _, _ = select.select(watched, [], [], 0.2)
@@ -161,6 +186,7 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
         begun = time.monotonic()
         next_look = 0.0
         while not stop.requested():
+            supervisor.serve_requests()
             for line in supervisor.newly_dead():
                 live.clear()
                 print(f"ffs up: {line}", file=sys.stderr)

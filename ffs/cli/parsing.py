@@ -51,6 +51,17 @@ def count_argument(text: str) -> int:
     return value
 
 
+def seconds_argument(text: str) -> int:
+    """Milliseconds, of a number of seconds."""
+    try:
+        value = round(float(text) * 1000)
+    except (ValueError, OverflowError):
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a time: give a number of seconds")
+    return value
+
+
 def connect(args: argparse.Namespace, address: str | None = None) -> Client:
     """A client of --cluster, FFS_CLUSTER, or `address` if the command's paths name one."""
     from ffs.client.client import connect as open_client

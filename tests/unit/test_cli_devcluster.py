@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ffs.cli.devcluster import process
+from ffs.cli.devcluster.control import Control, ask
 from ffs.cli.devcluster.handle import take_down
 from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
 from ffs.cli.devcluster.supervisor import Supervisor
@@ -103,6 +107,8 @@ def test_a_failed_later_up_keeps_the_data(tmp_path: Path) -> None:
         Shape(9, 9, 1 << 30),
         Shape(65, 1, 1 << 30),
         Shape(3, 3, 1 << 20),
+        Shape(3, 3, 1 << 30, domains=4),
+        Shape(3, 3, 1 << 30, failure_timeout_ms=100),
     ],
 )
 def test_impossible_shapes_are_refused_before_anything_is_made(tmp_path: Path, shape: Shape) -> None:
@@ -170,3 +176,77 @@ def test_down_ends_servers_whose_supervisor_was_killed(tmp_path: Path) -> None:
         take_down(tmp_path)
         assert orphan.wait(10) == -signal.SIGTERM
     assert directory.read_run() is None
+
+
+# --- control ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Directory:
+    """A directory with a path that is too long for the address of a socket."""
+    path = tmp_path / ("x" * 120)
+    path.mkdir()
+    return Directory(path)
+
+
+def _serve(control: Control, do: Callable[[str, str], str], stop: threading.Event) -> None:
+    while not stop.is_set():
+        control.serve(do)
+        time.sleep(0.01)
+
+
+def test_what_is_asked_of_a_supervisor_is_answered(far: Directory) -> None:
+    asked = []
+
+    def do(verb: str, node: str) -> str:
+        asked.append((verb, node))
+        if verb == "kill":
+            raise Busy(f"{node} doesn't run: start it")
+        return "node3"
+
+    control, stop = Control(far), threading.Event()
+    thread = threading.Thread(target=_serve, args=(control, do, stop))
+    thread.start()
+    try:
+        assert ask(far, "add") == "node3"
+        with pytest.raises(Busy, match="node1 doesn't run"):
+            ask(far, "kill", "node1")
+        with _raw(far) as nonsense:
+            nonsense.sendall(b"what?\n")
+            assert nonsense.recv(10) == b""
+        assert ask(far, "start", "node1") == "node3"
+    finally:
+        stop.set()
+        thread.join()
+        control.close()
+    assert asked == [("add", ""), ("kill", "node1"), ("start", "node1")]
+    with pytest.raises(NotFound, match="no cluster runs here"):
+        ask(far, "add")
+    Control(far).close()
+
+
+def _raw(directory: Directory) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    descriptor = os.open(directory.path, os.O_RDONLY)
+    connection.connect(f"/proc/self/fd/{descriptor}/control")
+    os.close(descriptor)
+    return connection
+
+
+def test_nodes_that_do_not_run_are_named(tmp_path: Path) -> None:
+    supervisor = Supervisor(Directory(tmp_path), SHAPE, lambda line: None)
+    with pytest.raises(NotFound, match="there are node0 to node2"):
+        supervisor._do("kill", "node3")
+    with pytest.raises(NotFound, match="no node meta"):
+        supervisor._do("kill", "meta")
+    with pytest.raises(Busy, match="node1 doesn't run: start it with ffs dev start node1"):
+        supervisor._do("kill", "node1")
+
+
+def test_shapes_of_older_clusters_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text(
+        '{"format": 1, "shape": {"nodes": 3, "replicas": 3, "device_bytes": 1073741824}}'
+    )
+    known = Directory(tmp_path).read_cluster()
+    assert known is not None
+    assert (known.shape.domains, known.shape.failure_timeout_ms) == (0, 1000)

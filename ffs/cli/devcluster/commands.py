@@ -10,16 +10,21 @@ from pathlib import Path
 from ffs.errors import ProtocolError
 
 
-def metadata(store: Path, listen: str, ready: Path) -> list[str]:
+def metadata(store: Path, listen: str, ready: Path, failure_timeout_ms: int) -> list[str]:
     return [
         *_module("metadata.server"),
         f"--store=lmdb://{store}",
         f"--listen={listen}",
         f"--ready-file={ready}",
+        f"--failure-timeout-ms={failure_timeout_ms}",
+        f"--lease-ms={min(3000, max(1000, failure_timeout_ms))}",
     ]
 
 
-def storage(home: Path, name: str, address: str, device_bytes: int, ready: Path) -> list[str]:
+def storage(
+    home: Path, name: str, address: str, device_bytes: int, ready: Path, domain: str = ""
+) -> list[str]:
+    labelled = [f"--domain={domain}"] if domain else []
     return [
         *_module("storage_server.server"),
         f"--metadata={address}",
@@ -30,6 +35,7 @@ def storage(home: Path, name: str, address: str, device_bytes: int, ready: Path)
         f"--ready-file={ready}",
         "--listen=127.0.0.1:0",
         "--pool-size=256M",
+        *labelled,
     ]
 
 

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from ffs.cli.devcluster.control import ask
 from ffs.cli.devcluster.process import is_alive, signal_and_wait
-from ffs.cli.devcluster.state import Directory, ProcessRecord
+from ffs.cli.devcluster.state import DEFAULT_FAILURE_TIMEOUT_MS, Directory, ProcessRecord, Shape
 from ffs.errors import FfsError, NotFound, error_of
 
 STOP_TIMEOUT_S = 60.0
@@ -29,6 +30,8 @@ def launch(
     nodes: int = 3,
     replicas: int = 3,
     device_bytes: int = 4 << 30,
+    domains: int = 0,
+    failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
     until_eof: bool,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[subprocess.Popen[bytes], str]:
@@ -43,8 +46,11 @@ def launch(
         f"--nodes={nodes}",
         f"--replicas={replicas}",
         f"--device-size={device_bytes}",
+        f"--failure-timeout={failure_timeout_s}",
         "--supervise",
     ]
+    if domains:
+        command.append(f"--domains={domains}")
     if until_eof:
         command.append("--until-eof")
     process = subprocess.Popen(
@@ -85,15 +91,27 @@ class DevCluster:
         nodes: int = 3,
         replicas: int = 3,
         device_bytes: int = 4 << 30,
+        domains: int = 0,
+        failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
     ) -> None:
         self.directory = Directory(directory)
-        self._options = {"nodes": nodes, "replicas": replicas, "device_bytes": device_bytes}
+        self._shape = Shape(nodes, replicas, device_bytes, domains)
+        self._failure_timeout_s = failure_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
 
     def start(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Blocking until every chain serves. Raises FfsError."""
-        self._process, self.address = launch(self.directory.path, until_eof=True, say=say, **self._options)
+        self._process, self.address = launch(
+            self.directory.path,
+            nodes=self._shape.nodes,
+            replicas=self._shape.replicas,
+            device_bytes=self._shape.device_bytes,
+            domains=self._shape.domains,
+            failure_timeout_s=self._failure_timeout_s,
+            until_eof=True,
+            say=say,
+        )
 
     def stop(self) -> None:
         """Blocking; repeatable. Data stays in the directory."""
@@ -116,6 +134,23 @@ class DevCluster:
         if run is None:
             raise NotFound("no cluster runs here", str(self.directory.path))
         return {record.name: record.pid for record in run.processes}
+
+    def kill_node(self, index: int) -> None:
+        """SIGKILL to a storage server. Blocking until it is gone."""
+        ask(self.directory, "kill", f"node{index}")
+
+    def stop_node(self, index: int) -> None:
+        """SIGTERM. Blocking until it is gone."""
+        ask(self.directory, "stop", f"node{index}")
+
+    def start_node(self, index: int, *, fresh: bool = False) -> None:
+        """Starts a storage server that was killed or stopped; `fresh`: with an empty device, its identity
+        kept. Blocking until it is ready."""
+        ask(self.directory, "fresh" if fresh else "start", f"node{index}")
+
+    def add_node(self) -> str:
+        """One more storage server; its name. Blocking until it is ready."""
+        return ask(self.directory, "add")
 
     def __enter__(self) -> DevCluster:
         self.start()

@@ -2,6 +2,7 @@
 
 cluster.json   what it is: shape and address; stays when the cluster is down
 run.json       who runs it now: pids with their start times; only while it is up
+control        a socket of the supervisor: `ffs dev` (control.py); only while it is up
 lock           held by the supervisor for as long as it lives
 meta/          the metadata store        node<N>/device   a device of storage server N
 log/           one log a process
@@ -21,15 +22,19 @@ import msgspec
 from ffs.errors import Busy, Damaged, Exists, InvalidArgument
 
 FORMAT = 1
+DEFAULT_FAILURE_TIMEOUT_MS = 1000
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What `ffs up` was asked for when the directory was made."""
+    """What `ffs up` was asked for when the directory was made. `nodes` grows with `ffs dev add`; the
+    failure timeout may be given anew at each `up`."""
 
     nodes: int
     replicas: int
     device_bytes: int
+    domains: int = 0  # node N is in failure domain N modulo this; 0: each is its own
+    failure_timeout_ms: int = DEFAULT_FAILURE_TIMEOUT_MS
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
@@ -63,6 +68,7 @@ class Directory:
         self.cluster_file = self.path / "cluster.json"
         self.run_file = self.path / "run.json"
         self.lock_file = self.path / "lock"
+        self.control = self.path / "control"
         self.log = self.path / "log"
         self.meta = self.path / "meta"
 
@@ -81,7 +87,8 @@ class Directory:
             raise InvalidArgument("isn't a directory: give a new or empty one", str(self.path))
         if not self.path.exists() or self.cluster_file.exists():
             return
-        strangers = [entry.name for entry in self.path.iterdir() if entry.name not in ("lock", "log")]
+        ours = ("lock", "log", "control")
+        strangers = [entry.name for entry in self.path.iterdir() if entry.name not in ours]
         if strangers:
             raise Exists(
                 f"holds other files ({strangers[0]}) and no cluster: give a new or empty directory",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ffs.cli.devcluster import commands
+from ffs.cli.devcluster.control import Control
 from ffs.cli.devcluster.process import (
     Child,
     is_alive,
@@ -29,8 +31,8 @@ from ffs.cli.devcluster.process import (
 )
 from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
 from ffs.cli.text import format_bytes, plural
-from ffs.errors import Busy, FfsError, InvalidArgument, NoSpace, Overloaded
-from ffs.proto.cluster import CreateTable, CreateTableReply, StatusReply
+from ffs.errors import Busy, FfsError, InvalidArgument, NoSpace, NotFound, Overloaded
+from ffs.proto.cluster import DEFAULT_CHAINS_PER_DEVICE, CreateTable, CreateTableReply, StatusReply
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -39,6 +41,7 @@ Say = Callable[[str], None]
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 MIN_DEVICE_BYTES = 256 << 20
+SINGLE_CHAINS_PER_DEVICE = 10
 _POLL_S = 0.1
 
 
@@ -53,6 +56,12 @@ def check_shape(shape: Shape) -> None:
         )
     if shape.nodes > 64:
         raise InvalidArgument(f"--nodes {shape.nodes}: a development cluster has at most 64")
+    if not 0 <= shape.domains <= shape.nodes:
+        raise InvalidArgument(f"--domains {shape.domains}: give at most --nodes {shape.nodes}")
+    if not 200 <= shape.failure_timeout_ms <= 600_000:
+        raise InvalidArgument(
+            f"--failure-timeout {shape.failure_timeout_ms / 1000:g}: give 0.2 to 600 seconds"
+        )
     if shape.device_bytes < MIN_DEVICE_BYTES:
         raise InvalidArgument(
             f"--device-size {format_bytes(shape.device_bytes)}: "
@@ -61,7 +70,8 @@ def check_shape(shape: Shape) -> None:
 
 
 class Supervisor:
-    """One run of a cluster. `start`, then `check` now and then, then `stop`, all within `hold`."""
+    """One run of a cluster. `start`, then `newly_dead` and `serve_requests` now and then, then `stop`, all
+    within `hold`."""
 
     def __init__(self, directory: Directory, shape: Shape, say: Say) -> None:
         """`shape` counts for a new directory only; `say` gets one line a step."""
@@ -70,7 +80,9 @@ class Supervisor:
         self._say = say
         self._children: list[Child] = []
         self._dead: set[str] = set()
+        self._control: Control | None = None
         self._client: Client | None = None
+        self._cluster = ""
         self.address = ""
 
     @property
@@ -134,7 +146,9 @@ class Supervisor:
         if known is not None:
             if known.format > FORMAT:
                 raise InvalidArgument("was made by a newer ffs: update this one", str(directory.path))
-            self._shape = known.shape
+            self._shape = msgspec.structs.replace(
+                known.shape, failure_timeout_ms=self._shape.failure_timeout_ms
+            )
         directory.log.mkdir(exist_ok=True)
         deadline = time.monotonic() + READY_TIMEOUT_S
         self._say("starting the metadata service")
@@ -146,15 +160,19 @@ class Supervisor:
             wait_file(self._children[index + 1], self._ready_file(f"node{index}"), deadline)
         self._make_tables(deadline)
         status = self._wait_serving(deadline, should_stop)
-        write_file(
-            directory.cluster_file,
-            ClusterFile(FORMAT, self._shape, self.address, status.cluster.hex()),
-        )
+        self._cluster = status.cluster.hex()
+        self._control = Control(directory)
+        self._write_files()
+
+    def _write_files(self) -> None:
+        write_file(self.directory.cluster_file, ClusterFile(FORMAT, self._shape, self.address, self._cluster))
         mine = ProcessRecord("supervisor", os.getpid(), start_ticks(os.getpid()) or 0)
         processes = tuple(
-            ProcessRecord(child.name, child.pid, start_ticks(child.pid) or 0) for child in self._children
+            ProcessRecord(child.name, child.pid, start_ticks(child.pid) or 0)
+            for child in self._children
+            if child.popen.poll() is None
         )
-        write_file(directory.run_file, RunFile(mine, self.address, processes))
+        write_file(self.directory.run_file, RunFile(mine, self.address, processes))
 
     def _ready_file(self, name: str) -> Path:
         return self.directory.path / f"{name}.ready"
@@ -170,15 +188,19 @@ class Supervisor:
         self.directory.meta.mkdir(exist_ok=True)
         ready = self._ready_file("meta")
         listen = commands.free_address(last_address)
-        child = self._spawn("meta", commands.metadata(self.directory.meta, listen, ready))
+        command = commands.metadata(self.directory.meta, listen, ready, self._shape.failure_timeout_ms)
+        child = self._spawn("meta", command)
         return commands.ready_address(wait_file(child, ready, deadline))
 
-    def _start_storage(self, index: int) -> None:
+    def _start_storage(self, index: int) -> Child:
         home = self.directory.node(index)
         home.mkdir(exist_ok=True)
-        ready = self._ready_file(f"node{index}")
-        command = commands.storage(home, f"node{index}", self.address, self._shape.device_bytes, ready)
-        self._spawn(f"node{index}", command)
+        name = f"node{index}"
+        shape = self._shape
+        domain = f"domain{index % shape.domains}" if shape.domains else ""
+        ready = self._ready_file(name)
+        command = commands.storage(home, name, self.address, shape.device_bytes, ready, domain)
+        return self._spawn(name, command)
 
     @property
     def client(self) -> Client:
@@ -189,13 +211,16 @@ class Supervisor:
         return self._client
 
     def _make_tables(self, deadline: float) -> None:
-        """`default` with the replicas asked for, and `single` for what one copy is enough for."""
-        tables = {"default": self._shape.replicas}
+        """`default` with the replicas asked for, and `single` for what one copy is enough for. A third of
+        each device's targets stays free: room for those of a node that is drained or replaced."""
+        tables = {"default": (self._shape.replicas, DEFAULT_CHAINS_PER_DEVICE)}
         if self._shape.replicas != 1:
-            tables["single"] = 1
+            tables["single"] = (1, SINGLE_CHAINS_PER_DEVICE)
         self._say("making the chain tables")
-        for name, replicas in tables.items():
-            request = CreateTable(name=name, replicas=replicas, wait_nodes=self._shape.nodes)
+        for name, (replicas, chains) in tables.items():
+            request = CreateTable(
+                name=name, replicas=replicas, chains_per_device=chains, wait_nodes=self._shape.nodes
+            )
             while True:
                 self._check_children()
                 try:
@@ -237,6 +262,81 @@ class Supervisor:
 
     # --- running ------------------------------------------------------------------------------------
 
+    def serve_requests(self) -> None:
+        """Does what `ffs dev` asks for (control.py), if it does."""
+        if self._control is not None:
+            self._control.serve(self._do)
+
+    def _do(self, verb: str, node: str) -> str:
+        if verb == "add":
+            return self.add_node()
+        match = re.fullmatch(r"node([0-9]+)", node)
+        if match is None or int(match[1]) >= self._shape.nodes:
+            raise NotFound(f"no node {node} here: there are node0 to node{self._shape.nodes - 1}")
+        index = int(match[1])
+        if verb == "kill":
+            self.kill_node(index)
+        elif verb == "stop":
+            self.stop_node(index)
+        elif verb in ("start", "fresh"):
+            self.start_node(index, fresh=verb == "fresh")
+        else:
+            raise InvalidArgument(f"the supervisor can't {verb}")
+        return node
+
+    def kill_node(self, index: int) -> None:
+        """SIGKILL to a storage server. Blocking until it is gone; Busy if it doesn't run."""
+        self._end_node(index, lambda child: child.popen.kill())
+
+    def stop_node(self, index: int) -> None:
+        """SIGTERM: a clean stop. Blocking until it is gone; Busy if it doesn't run."""
+        self._end_node(index, lambda child: stop_children([child], STOP_TIMEOUT_S))
+
+    def _end_node(self, index: int, end: Callable[[Child], object]) -> None:
+        child = self._running(index)
+        if child is None:
+            raise Busy(f"node{index} doesn't run: start it with ffs dev start node{index}")
+        self._dead.add(child.name)  # it isn't news
+        end(child)
+        child.popen.wait()
+        self._children.remove(child)
+        self._write_files()
+
+    def start_node(self, index: int, *, fresh: bool = False) -> None:
+        """Starts a storage server that was killed or stopped; `fresh`: with an empty device in the old one's
+        place, its identity kept. Blocking until it is ready; Busy if it runs."""
+        if self._running(index) is not None:
+            raise Busy(f"node{index} runs: stop it first")
+        self._children = [child for child in self._children if child.name != f"node{index}"]
+        if fresh:
+            (self.directory.node(index) / "device").unlink(missing_ok=True)
+        self._dead.discard(f"node{index}")
+        self._await_storage(index)
+
+    def add_node(self) -> str:
+        """One more storage server; its name. Blocking until it is ready. The cluster keeps it."""
+        index = self._shape.nodes
+        self._await_storage(index)
+        self._shape = msgspec.structs.replace(self._shape, nodes=index + 1)
+        self._write_files()
+        return f"node{index}"
+
+    def _await_storage(self, index: int) -> None:
+        child = self._start_storage(index)
+        try:
+            wait_file(child, self._ready_file(child.name), time.monotonic() + READY_TIMEOUT_S)
+        except BaseException:
+            stop_children([child], STOP_TIMEOUT_S)
+            self._children.remove(child)
+            raise
+        self._write_files()
+
+    def _running(self, index: int) -> Child | None:
+        for child in self._children:
+            if child.name == f"node{index}" and child.popen.poll() is None:
+                return child
+        return None
+
     def newly_dead(self) -> list[str]:
         """One line for each server that has ended since the last call."""
         lines = []
@@ -251,6 +351,9 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stops storage servers, then metadata. Repeatable; blocking, bounded."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -277,7 +380,3 @@ def _undo(path: Path, *, keep_itself: bool) -> None:
             entry.unlink(missing_ok=True)
     if not keep_itself:
         path.rmdir()
-
-
-def ready_line(address: str, directory: Path) -> bytes:
-    return msgspec.json.encode({"address": address, "dir": str(directory)})
