@@ -17,6 +17,7 @@ class MetaConfig:
     secret_file: str  # "": none, loopback only
     ready_file: str  # "": none
     lease_ms: int  # 1000 .. 60000: how long a silent manager stays the manager
+    failure_timeout_ms: int  # 200 .. 600000: how long a silent storage node is waited for
     log_level: str
 
 
@@ -24,6 +25,13 @@ def _lease_ms(text: str) -> int:
     value = int(text)
     if not 1000 <= value <= 60_000:
         raise argparse.ArgumentTypeError("give 1000 to 60000 (milliseconds)")
+    return value
+
+
+def _failure_timeout_ms(text: str) -> int:
+    value = int(text)
+    if not 200 <= value <= 600_000:
+        raise argparse.ArgumentTypeError("give 200 to 600000 (milliseconds)")
     return value
 
 
@@ -40,6 +48,12 @@ def parse_config(arguments: Sequence[str] | None = None) -> MetaConfig:
     )
     parser.add_argument("--ready-file", default="", help="written when it serves: one JSON object")
     parser.add_argument("--lease-ms", type=_lease_ms, default=3000)
+    parser.add_argument(
+        "--failure-timeout-ms",
+        type=_failure_timeout_ms,
+        default=10_000,
+        help="a storage node that isn't heard for so long is given up: its chains go on without it",
+    )
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     known = parser.parse_args(arguments)
     if known.advertise:
@@ -51,5 +65,6 @@ def parse_config(arguments: Sequence[str] | None = None) -> MetaConfig:
         secret_file=known.cluster_secret_file,
         ready_file=known.ready_file,
         lease_ms=known.lease_ms,
+        failure_timeout_ms=known.failure_timeout_ms,
         log_level=known.log_level,
     )

@@ -69,10 +69,12 @@ async def serve(config: MetaConfig, stop: asyncio.Event) -> None:
 async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, stop: asyncio.Event) -> None:
     cluster = await cluster_id(store, f"ffs {ffs.__version__}")
     clock = ManagerClock()
-    lease = Lease(store, clock, duration_ms=config.lease_ms)
+    lease = Lease(store, clock, duration_ms=config.lease_ms, grants_ms=config.failure_timeout_ms)
     routing = RoutingCache(store, clock)
     await routing.refresh()
-    manager = Manager(store, lease, clock, routing, cluster=cluster)
+    manager = Manager(
+        store, lease, clock, routing, cluster=cluster, failure_timeout_s=config.failure_timeout_ms / 1000.0
+    )
     control = StorageControl(routing, cluster=cluster, secret=secret, name=PROGRAM)
     core = Core(store, routing, control, cluster_id=cluster)
     service = MetaService(Namespace(core), manager)

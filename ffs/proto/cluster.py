@@ -89,6 +89,7 @@ class NodeRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     devices: tuple[DeviceInfo, ...] = ()
     domain: str = ""  # failure domain (rack, power feed); "": its own
     draining: bool = False  # gets no new targets; those it has move away
+    previous: int = 0  # the incarnation before; 0: one less than the present one
 
 
 class TargetRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -185,14 +186,16 @@ class TargetReport(Struct, array_like=True, frozen=True, gc=False, kw_only=True)
 
 
 class Heartbeat(Message, tag=106, kw_only=True):
-    """`config` is the number of the NodeConfig that the node acts on (0, 0 at first);
-    `fenced` are the client sessions that it has fenced since its last heartbeat."""
+    """`config` is the number of the NodeConfig that the node acts on (0, 0 at first); `fenced` are the client
+    sessions that it has fenced since its last heartbeat; `sequence` grows with each heartbeat of an
+    incarnation, so that a late one isn't taken for news (0: not given)."""
 
     node: int
     incarnation: int
     config: tuple[int, int]  # manager's term, number in it
     reports: tuple[TargetReport, ...]
     fenced: tuple[int, ...] = ()
+    sequence: int = 0
 
 
 class ChainRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):

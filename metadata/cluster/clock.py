@@ -23,8 +23,13 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def monotonic_s() -> float:
+    """The clock of leases and silence: never steps, and counts on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 class ManagerClock:
@@ -64,8 +69,12 @@ class ManagerClock:
         self._leading = True
 
     async def extend(self, txn: Transaction) -> None:
-        """In each transaction that renews the lease."""
-        self._asked_ms = self._base_ms + self._monotonic_ms() - self._base_at_ms + AHEAD_MS
+        """In each transaction that renews the lease. Time that nobody extended - this process was stopped -
+        didn't pass: else sessions would end whose clients had nobody to renew them with."""
+        now_ms = self._monotonic_ms()
+        if self._base_ms + now_ms - self._base_at_ms > self._limit_ms:
+            self._base_ms, self._base_at_ms = self._limit_ms, now_ms
+        self._asked_ms = self._base_ms + now_ms - self._base_at_ms + AHEAD_MS
         txn.set(MANAGER_TIME, pack_u64(self._asked_ms))
 
     def follow(self) -> None:

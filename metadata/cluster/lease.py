@@ -6,6 +6,10 @@ clock is ever compared with another, so clock steps mean nothing. A holder that 
 machine is noticed at once by its process id and start time. Every acquisition raises the term, and
 every transaction of the manager reads the lease record (`guard`), so one whose lease has been taken
 can't change anything any more, however long it slept.
+
+What a manager gives away outside the store - leases of storage nodes - it may only give while its own
+lease surely holds (`may_grant`): up to 15/16 of the duration after it last *began* to renew it. The next one
+takes over a whole duration after it first *saw* that renewal, so all that was given was given before that.
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ffs.errors import FfsError, NotPrimary
-from metadata.cluster.clock import ManagerClock
+from metadata.cluster.clock import ManagerClock, monotonic_s
 from metadata.cluster.schema import LEASE, LeaseRecord, decode, encode, get_record
 from metadata.kv.contract import Snapshot, Store, Transaction
 
@@ -69,17 +73,32 @@ class Lease:
     """This process's part in the election. One event loop."""
 
     def __init__(
-        self, store: Store, clock: ManagerClock, address: str = "", *, duration_ms: int = DURATION_MS
+        self,
+        store: Store,
+        clock: ManagerClock,
+        address: str = "",
+        *,
+        duration_ms: int = DURATION_MS,
+        grants_ms: int = 0,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
-        """`address` is where others reach this process's server; set it before `run`."""
+        """`address` is where others reach this process's server; set it before `run`. `grants_ms`: how long
+        the leases are that this manager gives to storage nodes."""
         self._store = store
         self._clock = clock
         self.address = address
         self._duration_ms = duration_ms
+        self._grants_ms = grants_ms
+        self._now_s = now_s
         self._holder = os.urandom(16)
         self._machine = machine()
         self._watch = Watch()
         self.term = 0  # ours while primary, else 0
+        self.renewals = 0  # how often the record was written by us
+        self.earlier_grants_ms = 0  # what managers before us gave may last so long from our takeover
+        self._acquired_s = 0.0
+        self._renewed_s = float("-inf")  # when the last renewal that succeeded began
+        self._releasing = False
         self.primary_address = ""  # whoever it is, as last seen
         self._watchers: set[asyncio.Future[None]] = set()
 
@@ -92,6 +111,11 @@ class Lease:
         if not self.primary:
             where = f": ask {self.primary_address}" if self.primary_address else " and none is known yet"
             raise NotPrimary(f"this metadata process isn't the manager{where}")
+
+    def may_grant(self) -> bool:
+        """Whether the lease surely holds now, so that no other process can have taken over yet."""
+        holds_s = self._duration_ms / 1000.0 * 15 / 16
+        return self.primary and not self._releasing and self._now_s() - self._renewed_s < holds_s
 
     async def guard(self, txn: Transaction) -> None:
         """In a manager's transaction: it can only commit while the lease is ours. Raises NotPrimary."""
@@ -140,7 +164,7 @@ class Lease:
         record = await self._store.read(read)
         if record is not None:
             self.primary_address = record.address if record.holder else ""
-        if self._watch.observe(record, time.monotonic()) or (record is not None and self._dead(record)):
+        if self._watch.observe(record, self._now_s()) or (record is not None and self._dead(record)):
             await self._acquire(record)
 
     def _ours(self, record: LeaseRecord) -> bool:
@@ -152,6 +176,8 @@ class Lease:
 
     async def _acquire(self, expected: LeaseRecord | None) -> None:
         term = 1 if expected is None else expected.term + 1
+        self.earlier_grants_ms = 0 if expected is None else expected.grants_ms
+        begun_s = self._acquired_s = self._now_s()
 
         async def body(txn: Transaction) -> bool:
             value = await txn.get(LEASE)
@@ -166,11 +192,14 @@ class Lease:
 
         if await self._store.run(body, urgent=True):
             self._clock.stored()
+            self._renewed(begun_s)
             self.primary_address = self.address
             self._set_term(term)
             log.info("this process is the manager now, term %d", term)
 
     async def _renew(self) -> None:
+        begun_s = self._now_s()
+
         async def body(txn: Transaction) -> bool:
             record = await get_record(txn, LeaseRecord, LEASE)
             if record is None or not self._ours(record):
@@ -181,8 +210,13 @@ class Lease:
 
         if await self._store.run(body, urgent=True):
             self._clock.stored()
+            self._renewed(begun_s)
         else:
             self._lose()
+
+    def _renewed(self, begun_s: float) -> None:
+        self.renewals += 1
+        self._renewed_s = begun_s
 
     def _lose(self) -> None:
         log.warning("the manager's lease has gone to another process")
@@ -193,6 +227,7 @@ class Lease:
     async def _release(self) -> None:
         if not self.primary:
             return
+        self._releasing = True
 
         async def body(txn: Transaction) -> None:
             record = await get_record(txn, LeaseRecord, LEASE)
@@ -207,6 +242,8 @@ class Lease:
         self._set_term(0)
 
     def _record(self, term: int, beat: int, holder: bytes | None = None) -> LeaseRecord:
+        # What a manager before us gave, with another failure timeout, counts until it must be over.
+        earlier_over = (self._now_s() - self._acquired_s) * 1000.0 > self.earlier_grants_ms
         return LeaseRecord(
             term=term,
             beat=beat,
@@ -216,4 +253,5 @@ class Lease:
             machine=self._machine,
             pid=os.getpid(),
             started=started_ticks(os.getpid()),
+            grants_ms=self._grants_ms if earlier_over else max(self._grants_ms, self.earlier_grants_ms),
         )

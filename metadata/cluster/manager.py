@@ -1,21 +1,26 @@
 """The primary: heartbeats in, decisions on chains out. docs/control_plane.md, Manager.
 
-What it knows beyond the store - last reports, live proposals, which fences a node has - is in memory
-only: a new primary learns it from the next heartbeats, and metadata.cluster.chain is built so that
+What it knows beyond the store - last reports, who is there, live proposals, which fences a node has - is in
+memory only: a new primary learns it from the next heartbeats, and metadata.cluster.chain is built so that
 this is enough. Requests that only look (heartbeats, routing, status) are answered at once; those that
 write go through metadata.cluster.registry. One event loop.
+
+What keeps leases true (metadata.cluster.presence says why):
+- none is given before the store was read in this term, nor while another process may have taken over;
+- a heartbeat's news are decided upon before it is answered; none is given to a node while a record that
+  leaves out what it serves is under way;
+- a reply that gives one carries the configuration, unless the node acts on it already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ffs.errors import Fenced, FfsError, NotPermitted, ProtocolError
+from ffs.errors import Fenced, FfsError, NotPermitted, NotPrimary, ProtocolError
 from ffs.proto.cluster import (
     AllocateTargets,
     AllocateTargetsReply,
@@ -31,29 +36,35 @@ from ffs.proto.cluster import (
     RegisterNode,
     RegisterNodeReply,
     TargetReport,
+    WaitConfig,
+    WaitConfigReply,
     collector_client,
 )
 from ffs.proto.common import Message, OkReply
 from ffs.proto.records import FencedClient
 from ffs.rpc.handshake import Peer
 from metadata.cluster import chain as chains
-from metadata.cluster.clock import ManagerClock
+from metadata.cluster.clock import ManagerClock, monotonic_s
+from metadata.cluster.commands import Commands
+from metadata.cluster.decisions import SYNCS_OF_NODE, Decisions
 from metadata.cluster.lease import Lease
-from metadata.cluster.node_config import node_routes
+from metadata.cluster.members import Proposal, Seat, persisted_of, recorded_in
+from metadata.cluster.node_config import Configs, node_config
+from metadata.cluster.presence import Presences
 from metadata.cluster.registry import Registry
 from metadata.cluster.routing import RoutingCache, View
-from metadata.cluster.status import status_reply
+from metadata.cluster.status import SyncRates, status_reply
 from metadata.fs.schema import fence_key
 from metadata.fs.sessions import fenced_clients
 from metadata.kv.contract import Snapshot, Store, Transaction
 
 log = logging.getLogger("ffs.meta.manager")
 
-FAILURE_TIMEOUT_S: Final = 5.0  # a node that is silent for so long counts as gone
+FAILURE_TIMEOUT_S: Final = 10.0
+BEATS: Final = 4  # in a failure timeout
 TICK_S: Final = 0.5
-BEAT_MS: Final = 1000
-BEAT_WAITING_MS: Final = 200  # while a chain of the node doesn't serve
-BEAT_MOVING_MS: Final = 20  # while an exchange is going on
+BEAT_MOVING_MS: Final = 20  # while an exchange is going on, for nodes that don't wait for configurations
+MAX_WAIT_MS: Final = 60_000
 FENCES_A_REPLY: Final = 1024
 RECORDS_A_TRANSACTION: Final = 1000
 USAGE_S: Final = 2.0
@@ -64,12 +75,13 @@ class NodeState:
     """What the primary knows of a node's present incarnation."""
 
     incarnation: int
-    heard_s: float  # monotonic; of the last heartbeat, or of taking over
+    heard_s: float  # of the last heartbeat; before the first, of registering
     beats: int = 0
+    sequence: int = 0  # of the last heartbeat
     reports: dict[int, TargetReport] = field(default_factory=dict)
     fenced: set[int] = field(default_factory=set)
-    config: NodeConfig | None = None
-    config_of: tuple[View, int] | None = None  # (view, generation) that it was made from
+    acted: NodeConfig | None = None  # what it acted on at its last heartbeat, if that is still known
+    waits: int = 0  # WaitConfig that are open
 
 
 class Manager:
@@ -83,82 +95,127 @@ class Manager:
         routing: RoutingCache,
         *,
         cluster: bytes,
-        now_s: Callable[[], float] = time.monotonic,
+        failure_timeout_s: float = FAILURE_TIMEOUT_S,
+        syncs_of_node: int = SYNCS_OF_NODE,
+        now_s: Callable[[], float] = monotonic_s,
     ) -> None:
         self._store = store
-        self._lease = lease
-        self._clock = clock
+        self.lease = lease
+        self.clock = clock
         self._routing = routing
-        self._cluster = cluster
-        self._now_s = now_s
+        self.cluster = cluster
+        self.failure_timeout_s = failure_timeout_s
+        self.now_s = now_s
         self._registry = Registry(store, lease)
-        self._term = 0  # that what follows belongs to
-        self._config_count = 0  # never starts anew: a node knows its configuration by term and number
-        self._forget()
+        self.nodes: dict[int, NodeState] = {}
+        self._presences = Presences(failure_timeout_s)
+        self._chains = Decisions(self._seat, failure_timeout_s, syncs_of_node)
+        self._configs = Configs(lambda node: node_config(self.view, node, self._chains.proposals))
+        self.rates = SyncRates()
+        self._commands = Commands(store, lease, routing, self)
+        self._term = 0  # that what follows belongs to; 0: nothing has been read yet in this one
+        self._entering = asyncio.Lock()
+        self._looked_at = View()
+        self._judged: dict[int, tuple[int, bool, bool]] = {}  # node -> incarnation, here, lapsed
+        self._fences: frozenset[int] = frozenset()
+        self._said: set[object] = set()  # what was logged once already
         self._usage_s = float("-inf")
         self._wake_recorder = asyncio.Event()
 
-    def _forget(self) -> None:
-        """A new term begins: nothing of an earlier one counts."""
-        self.nodes: dict[int, NodeState] = {}
-        self.decisions: dict[int, chains.Decision] = {}
-        self._proposals: dict[int, chains.Proposal] = {}
-        self._generation = 0  # of proposals
-        self._to_record: dict[int, tuple[ChainRecord, chains.Proposal]] = {}
-        self._fences: frozenset[int] = frozenset()
-        self._decided_of: View | None = None
+    @property
+    def view(self) -> View:
+        """What this process last read."""
+        return self._routing.view
 
-    def _enter_term(self) -> None:
-        """Whoever notices a new term first - a request may come before `_follow_lease` runs - begins it."""
-        term = self._lease.term
-        if term != self._term:
+    @property
+    def decisions(self) -> dict[int, chains.Decision]:
+        """The last one on each chain."""
+        return self._chains.of
+
+    async def _enter_term(self) -> None:
+        """Whoever notices a new term first - a request may come before `_follow_lease` runs - begins it:
+        nothing of an earlier one counts, and the store is read again, since the primary before this one
+        may have changed it up to the moment when its lease was taken."""
+        async with self._entering:
+            term = self.lease.term
+            if term == self._term:
+                return
+            self._term = 0
+            if term == 0:
+                return
+            await self._routing.refresh()
+            if self.lease.term != term:
+                raise NotPrimary("the manager's lease has gone to another process")
+            self._presences.begin(self.now_s(), self.lease.earlier_grants_ms / 1000.0)
+            self.nodes.clear()
+            self._judged.clear()
+            self._said.clear()
+            self._chains.forget(term)
+            self._configs.forget()
+            self._fences = frozenset()
+            self._looked_at = View()
             self._term = term
-            self._forget()
+            self._look_at_view()
+
+    async def records_changed(self) -> None:
+        """After a transaction that changed records: reads them, and decides on what they change."""
+        await self._routing.refresh()
+        self._look_at_view()
 
     # requests
 
     def handle_now(self, peer: Peer, request: Message) -> Message | None:
         kind = type(request)
         if kind is GetRouting:
-            reply = self._routing.reply_now(request.known_epoch)  # type: ignore[attr-defined]
-            return reply
-        if kind is Heartbeat:
-            return self._heartbeat(peer, request)  # type: ignore[arg-type]
-        if kind is GetStatus:
-            self._lease.require()
-            self._enter_term()
-            self._decide_all_if_new()
-            return status_reply(self, self._routing.view, self._cluster, self._lease, self._clock)
+            return self._routing.reply_now(request.known_epoch)  # type: ignore[attr-defined]
         if kind is Ping:
             return OkReply()
+        if kind is Heartbeat or kind is GetStatus or isinstance(request, Commands.REQUESTS):
+            self.lease.require()
+            if self._term != self.lease.term:
+                return None  # `handle` begins the term first
+            return self._answer(peer, request)
         return None
+
+    def _answer(self, peer: Peer, request: Message) -> Message | None:
+        """What needs no waiting."""
+        self._look_at_view()
+        if isinstance(request, Heartbeat):
+            return self._heartbeat(peer, request)
+        if isinstance(request, GetStatus):
+            return status_reply(self, self.view, self.cluster, self.lease, self.clock)
+        return self._commands.handle_now(peer, request)
 
     async def handle(self, peer: Peer, request: Message) -> Message:
         if isinstance(request, GetRouting):
-            return await self._routing.reply_changed(request.known_epoch, min(request.wait_ms, 60_000))
-        self._lease.require()
-        self._enter_term()
+            return await self._routing.reply_changed(request.known_epoch, min(request.wait_ms, MAX_WAIT_MS))
+        self.lease.require()
+        await self._enter_term()
+        self.lease.require()
+        if isinstance(request, (Heartbeat, GetStatus, *Commands.REQUESTS)):
+            reply = self._answer(peer, request)
+            return reply if reply is not None else await self._commands.handle(peer, request)
         if isinstance(request, CreateTable):
-            reply = await self._registry.create_table(request)
-            await self._routing.refresh()
-            self._decide_all_if_new()
-            return reply
+            made = await self._registry.create_table(request)
+            await self.records_changed()
+            return made
         if peer.role != "storage":
             raise NotPermitted(f"{type(request).__name__} is for storage nodes, not for role {peer.role}")
+        if isinstance(request, WaitConfig):
+            return await self._wait_config(request)
         if isinstance(request, AllocateTargets):
             return AllocateTargetsReply(targets=await self._registry.allocate_targets(request))
         if isinstance(request, RegisterNode):
             return await self._register(request)
         if isinstance(request, AnnounceNode):
             await self._registry.announce(request)
-            await self._routing.refresh()
-            self._decide_all_if_new()
+            await self.records_changed()
             return OkReply()
         raise ProtocolError(f"{type(request).__name__} isn't a request to a metadata server")
 
     def cancellable(self, request: Message) -> bool:
         """A long poll may be dropped; what writes may not."""
-        return type(request) is GetRouting
+        return isinstance(request, GetRouting | WaitConfig)
 
     # background
 
@@ -166,179 +223,304 @@ class Manager:
         """The primary's work, for ever: goes on and off with the lease."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_lease())
+            group.create_task(self._watch())
             group.create_task(self._tick())
             group.create_task(self._record())
 
     async def _follow_lease(self) -> None:
         term = 0
         while True:
-            term = await self._lease.changed_from(term)
-            self._enter_term()
-            if term:
-                await _survive(self._routing.refresh())
-                now = self._now_s()
-                for node in self._routing.view.nodes.values():
-                    if node.alive:
-                        self.nodes.setdefault(node.id, NodeState(node.incarnation, now))
+            term = await self.lease.changed_from(term)
+            await _survive(self._enter_term())
+
+    async def _watch(self) -> None:
+        """Judges who is there, as often as that may change."""
+        period_s = min(self.failure_timeout_s / 10, 0.25)
+        while True:
+            now = self.now_s()
+            await asyncio.sleep(min(period_s, max(0.001, self._presences.next_change_s(now) - now)))
+            forgiven_s = self._presences.tick(self.now_s())
+            if not self.lease.primary:
+                continue
+            if self._term != self.lease.term:
+                await _survive(self._enter_term())
+                continue
+            if forgiven_s:
+                log.warning(
+                    "this process was held up for %.1f s: silence of that time isn't counted", forgiven_s
+                )
+            self._look_at_view()
+            self._judge_presence()
+            await _survive(self._store_presence())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            if self._lease.primary:
-                await _survive(self._routing.refresh())
+            if self.lease.primary and self._term == self.lease.term:
+                await _survive(self.records_changed())
+                self._chains.look_again(self.view, self.now_s())
+                self._hand_out()
                 await _survive(self._load_fences())
-                await _survive(self._judge_silence())
                 await _survive(self._save_usage())
-                self._decide_all_if_new()
+                await _survive(self._commands.tick())
 
     async def _record(self) -> None:
         """Commits RECORD decisions, many in one transaction."""
         while True:
             await self._wake_recorder.wait()
             self._wake_recorder.clear()
-            while self._to_record and self._lease.primary:
-                batch = list(self._to_record.items())[:RECORDS_A_TRANSACTION]
-                for chain_id, _ in batch:
-                    del self._to_record[chain_id]
-                await _survive(self._record_batch([pair for _, pair in batch]))
+            while self._chains.to_record and self.lease.primary:
+                await _survive(self._record_batch(self._chains.take_batch(RECORDS_A_TRANSACTION)))
 
-    async def _record_batch(self, batch: list[tuple[ChainRecord, chains.Proposal]]) -> None:
+    async def _record_batch(self, batch: list[tuple[ChainRecord, Proposal]]) -> None:
+        """Whatever becomes of it: nobody that it leaves out gets a lease before that is known."""
+        term, renewals = self._term, self.lease.renewals
         try:
-            recorded = await self._registry.record_chains(batch)
-        finally:
-            # Recorded or not, the next decision starts from what the store says.
-            for chain, _ in batch:
-                self._proposals.pop(chain.id, None)
-            self._generation += 1
-        for chain in recorded:
-            log.info("chain %d: version %d.%d is recorded", chain.id, chain.term, chain.counter)
-        await self._routing.refresh()
-        self._decide_all_if_new()
-        self._decide(chain.id for chain, _ in batch)
+            for chain in await self._registry.record_chains(batch):
+                log.info("chain %d: version %d.%d is recorded", chain.id, chain.term, chain.counter)
+        except NotPrimary:
+            raise
+        except FfsError as error:
+            # It may still be committed, until the record of the lease, which it has read, changes.
+            log.warning("whether %d chain versions are recorded is unknown: %s", len(batch), error)
+            while self._term == term and self.lease.renewals == renewals:  # noqa: ASYNC110 - no event for it
+                await asyncio.sleep(0.02)
+        while self._term == term and not await _survive(self._routing.refresh()):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        if self._term == term:
+            self._chains.landed(record.id for record, _ in batch)
+            self._look_at_view()
+            self._look(record.id for record, _ in batch)
 
     # nodes
 
     async def _register(self, request: RegisterNode) -> RegisterNodeReply:
-        node = await self._registry.register(request)
-        self.nodes[node.id] = NodeState(node.incarnation, self._now_s())
-        await self._routing.refresh()
-        self._decide_all_if_new()
+        node = await self._registry.register(request, self._is_gone)
+        now = self.now_s()
+        self._presences.registered(node.id, node.incarnation, now)
+        state = self.nodes.get(node.id)
+        if state is None or state.incarnation < node.incarnation:
+            self.nodes[node.id] = NodeState(node.incarnation, now)
+        await self.records_changed()
         log.info("node %s (%d) registered, incarnation %d", node.name, node.id, node.incarnation)
-        return RegisterNodeReply(node=node.id, incarnation=node.incarnation, manager_ms=self._clock.now_ms())
-
-    def _heartbeat(self, peer: Peer, beat: Heartbeat) -> HeartbeatReply:
-        self._lease.require()
-        self._enter_term()
-        if peer.role != "storage":
-            raise NotPermitted(f"heartbeats are for storage nodes, not for role {peer.role}")
-        record = self._routing.view.nodes.get(beat.node)
-        if record is None or record.incarnation != beat.incarnation:
-            raise Fenced(
-                f"node {beat.node} incarnation {beat.incarnation} isn't the registered one: register"
-            )
-        state = self.nodes.get(beat.node)
-        if state is None or state.incarnation != beat.incarnation:
-            state = self.nodes[beat.node] = NodeState(beat.incarnation, self._now_s())
-        state.heard_s = self._now_s()
-        state.beats += 1
-        state.fenced.update(beat.fenced)
-        news = state.reports
-        state.reports = {report.target: report for report in beat.reports}
-        self._decide_all_if_new()
-        self._decide(self._chains_with_news(news, state.reports))
-        return self._beat_reply(beat, state)
-
-    def _beat_reply(self, beat: Heartbeat, state: NodeState) -> HeartbeatReply:
-        config = self._config_of(beat.node, state)
-        fresh = config.number != beat.config
-        decisions = [self.decisions.get(route.chain) for route in config.chains]
-        next_ms = BEAT_MS
-        if fresh or any(d is not None and d.moving for d in decisions):
-            next_ms = BEAT_MOVING_MS
-        elif not all(d is not None and d.serving for d in self._decisions_of_node(beat.node)):
-            next_ms = BEAT_WAITING_MS
-        fences = sorted(self._fences - state.fenced)[:FENCES_A_REPLY]
-        return HeartbeatReply(
-            manager_ms=self._clock.now_ms(),
-            next_ms=next_ms,
-            config=config if fresh else None,
-            fences=tuple(fences),
+        return RegisterNodeReply(
+            node=node.id,
+            incarnation=node.incarnation,
+            manager_ms=self.clock.now_ms(),
+            failure_timeout_ms=int(self.failure_timeout_s * 1000),
         )
 
-    def _decisions_of_node(self, node: int) -> Iterable[chains.Decision | None]:
-        view = self._routing.view
-        for device in view.nodes[node].devices:
-            for target in device.targets:
-                record = view.targets.get(target)
-                if record is not None and record.chain:
-                    yield self.decisions.get(record.chain)
+    def _is_gone(self, node: int) -> bool:
+        return self._presences.lapsed(node, self.now_s())
+
+    def _state_of(self, node: int, incarnation: int) -> NodeState:
+        """Of a node that speaks. Raises Fenced if another process has its place."""
+        record = self.view.nodes.get(node)
+        if record is None or record.incarnation != incarnation:
+            raise Fenced(f"node {node} incarnation {incarnation} isn't the registered one: register")
+        state = self.nodes.get(node)
+        if state is None or state.incarnation != incarnation:
+            state = self.nodes[node] = NodeState(incarnation, self.now_s())
+        return state
+
+    def _heartbeat(self, peer: Peer, beat: Heartbeat) -> HeartbeatReply:
+        if peer.role != "storage":
+            raise NotPermitted(f"heartbeats are for storage nodes, not for role {peer.role}")
+        state = self._state_of(beat.node, beat.incarnation)
+        now = self.now_s()
+        state.fenced.update(beat.fenced)
+        changed: set[int] = set()
+        if not beat.sequence or beat.sequence > state.sequence:
+            was_here = self._presences.here(beat.node, beat.incarnation, now)
+            self._presences.heard(beat.node, beat.incarnation, now)
+            state.sequence, state.heard_s = beat.sequence, now
+            state.beats += 1
+            state.acted = self._configs.numbered(beat.node, beat.config)
+            changed = self._take_reports(beat, state)
+            self.rates.heard(state.reports.values(), now)
+            if not was_here:
+                changed |= self.view.chains_of(beat.node)
+        self._look(changed)
+        return self._beat_reply(beat, state, now)
+
+    def _take_reports(self, beat: Heartbeat, state: NodeState) -> set[int]:
+        """Stores what is possible of them; the chains to look at."""
+        changed: set[int] = set()
+        reports: dict[int, TargetReport] = {}
+        for report in beat.reports:
+            target = self.view.targets.get(report.target)
+            before = state.reports.get(report.target)
+            if target is None or target.node != beat.node:
+                self._say_once(
+                    ("not its own", beat.node, report.target), "node %d reports target %d, not its own"
+                )
+                continue
+            if recorded_in(report) > persisted_of(report):
+                self._say_once(
+                    ("acts", beat.node, report.target),
+                    "node %d: target %d acts in a version that it hasn't persisted",
+                )
+                report = before  # type: ignore[assignment]
+            elif (
+                before is not None
+                and report.chain == before.chain
+                and persisted_of(report) < persisted_of(before)
+            ):
+                self._say_once(
+                    ("old", beat.node, report.target), "node %d: an old report of target %d came late"
+                )
+                report = before
+            if report is None:
+                continue
+            reports[report.target] = report
+            if target.chain and _essence(before) != _essence(report):
+                changed.add(target.chain)
+        changed.update(
+            self.view.targets[target].chain
+            for target in state.reports.keys() - reports.keys()
+            if target in self.view.targets and self.view.targets[target].chain
+        )
+        state.reports = reports
+        return changed
+
+    def _say_once(self, what: tuple[str, int, int], text: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.error(text, what[1], what[2])
+
+    def _beat_reply(self, beat: Heartbeat, state: NodeState, now: float) -> HeartbeatReply:
+        if not self.lease.may_grant():
+            # Another process may be the manager by now: nothing that it would have to say.
+            return HeartbeatReply(manager_ms=self.clock.now_ms(), next_ms=BEAT_MOVING_MS, term=self._term)
+        lease_ms = 0
+        if self._chains.may_lease(beat.node):
+            lease_ms = int(self.failure_timeout_s * 1000)
+            self._presences.answered(beat.node, now)
+        config = self._configs.of(beat.node, self._term)
+        fresh = config.number != beat.config
+        next_ms = int(self.failure_timeout_s * 1000 / BEATS)
+        moving = fresh or not lease_ms or any(self._chains.moving(route.chain) for route in config.chains)
+        if moving and not state.waits:
+            next_ms = min(next_ms, BEAT_MOVING_MS)
+        return HeartbeatReply(
+            manager_ms=self.clock.now_ms(),
+            next_ms=next_ms,
+            config=config if fresh else None,
+            fences=self._fences_for(state),
+            lease_ms=lease_ms,
+            term=self._term,
+        )
+
+    def _fences_for(self, state: NodeState) -> tuple[int, ...]:
+        return tuple(sorted(self._fences - state.fenced)[:FENCES_A_REPLY])
+
+    async def _wait_config(self, request: WaitConfig) -> WaitConfigReply:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_ms, MAX_WAIT_MS) / 1000.0
+        term = self._term
+        while True:
+            self._look_at_view()
+            state = self._state_of(request.node, request.incarnation)
+            config = self._configs.of(request.node, term)
+            fences = self._fences_for(state)
+            left_s = deadline - loop.time()
+            if config.number != request.config or fences or left_s <= 0:
+                fresh = config if config.number != request.config else None
+                return WaitConfigReply(config=fresh, fences=fences, term=term)
+            state.waits += 1
+            try:
+                await self._configs.wait(request.node, left_s)
+            finally:
+                state.waits -= 1
+            self.lease.require()
+            if self._term != term or self.lease.term != term or not self.lease.may_grant():
+                raise NotPrimary("the manager's lease may have gone to another process: ask again")
 
     # decisions
 
-    def _chains_with_news(self, before: dict[int, TargetReport], now: dict[int, TargetReport]) -> set[int]:
-        targets = self._routing.view.targets
-        changed = set()
-        for target, report in now.items():
-            record = targets.get(target)
-            if record is not None and record.chain and _essence(before.get(target)) != _essence(report):
-                changed.add(record.chain)
-        return changed
+    def _seat(self, target: int) -> Seat:
+        view, now = self.view, self.now_s()
+        node = view.node_of(target)
+        state = self.nodes.get(node.id)
+        known = state is not None and state.incarnation == node.incarnation
+        return Seat(
+            incarnation=node.incarnation,
+            here=self._presences.here(node.id, node.incarnation, now),
+            lapsed=self._presences.lapsed(node.id, now),
+            report=state.reports.get(target) if known and state is not None else None,
+        )
 
-    def _decide_all_if_new(self) -> None:
-        """Another view may have other chains, incarnations, versions: looks at all again."""
-        view = self._routing.view
-        if self._lease.primary and view is not self._decided_of:
-            self._decided_of = view
-            self._decide(view.chains)
+    def _look_at_view(self) -> None:
+        """Another view may have other chains, incarnations, versions: decides on those, tells their nodes."""
+        view, before = self.view, self._looked_at
+        if view is before or not self.lease.primary or self._term != self.lease.term:
+            return
+        self._looked_at = view
+        touched = {n for n, record in view.nodes.items() if before.nodes.get(n) is not record}
+        changed = {c for c, record in view.chains.items() if before.chains.get(c) is not record}
+        for target_id, target in view.targets.items():
+            was = before.targets.get(target_id)
+            if was is not target:
+                touched.add(target.node)
+                if target.chain:
+                    changed.add(target.chain)
+                if was is not None and was.chain:
+                    changed.add(was.chain)
+        for node in touched:
+            changed |= view.chains_of(node)
+        for chain_id in changed:
+            old = before.chains.get(chain_id)
+            members = {
+                *view.chains[chain_id].members,
+                *view.chains[chain_id].wanted,
+                *(old.members if old else ()),
+            }
+            touched.update(view.targets[member].node for member in members)
+        self._configs.changed(touched)
+        self._look(changed)
 
-    def _decide(self, chain_ids: Iterable[int]) -> None:
-        view = self._routing.view
-        for chain_id in list(chain_ids):
-            record = view.chains[chain_id]
-            reports = [self._report_of(view, member) for member in record.members]
-            decision = chains.decide(record, reports, self._proposals.get(chain_id), self._lease.term)
-            self._log_change(chain_id, decision)
-            self.decisions[chain_id] = decision
-            match decision.action:
-                case chains.Action.PROPOSE:
-                    self._proposals[chain_id] = chains.Proposal(decision.version, view.incarnations(record))
-                    self._generation += 1
-                case chains.Action.RECORD:
-                    self._to_record[chain_id] = (record, self._proposals[chain_id])
-                    self._wake_recorder.set()
-                case chains.Action.NONE:
-                    self._to_record.pop(chain_id, None)
+    def _look(self, chain_ids: Iterable[int]) -> None:
+        self._chains.look(self.view, chain_ids, self.now_s())
+        self._hand_out()
 
-    def _log_change(self, chain_id: int, decision: chains.Decision) -> None:
-        before = self.decisions.get(chain_id)
-        if before is None or before.serving != decision.serving or before.reason != decision.reason:
-            log.debug("chain %d: %s", chain_id, decision.reason or "serves")
+    def _hand_out(self) -> None:
+        """What decisions have made: to the nodes that wait, and to the store."""
+        if self._chains.touched:
+            self._configs.changed(self._chains.touched)
+            self._chains.touched.clear()
+        if self._chains.to_record:
+            self._wake_recorder.set()
 
-    def _report_of(self, view: View, target: int) -> chains.Report | None:
-        node = view.targets[target].node
-        state = self.nodes.get(node)
-        if state is None or state.incarnation != view.nodes[node].incarnation or not view.nodes[node].alive:
-            return None
-        report = state.reports.get(target)
-        return None if report is None else chains.Report(state.incarnation, report)
+    def _judge_presence(self) -> None:
+        now = self.now_s()
+        changed: set[int] = set()
+        for node in self.view.nodes.values():
+            judged = (
+                node.incarnation,
+                self._presences.here(node.id, node.incarnation, now),
+                self._presences.lapsed(node.id, now),
+            )
+            if self._judged.get(node.id) != judged:
+                self._judged[node.id] = judged
+                changed |= self.view.chains_of(node.id)
+        self._look(changed)
 
-    # configuration of nodes
-
-    def _config_of(self, node_id: int, state: NodeState) -> NodeConfig:
-        """What the node must know now; a new number only if it differs from the last one."""
-        view = self._routing.view
-        made_from = (view, self._generation)
-        if state.config is not None and state.config_of == made_from:
-            return state.config
-        routes, targets = node_routes(view, node_id, self._proposals)
-        last = state.config
-        if last is None or (last.chains, last.targets) != (routes, targets):
-            self._config_count += 1
-            number = (self._lease.term, self._config_count)
-            last = NodeConfig(number=number, epoch=view.epoch, chains=routes, targets=targets)
-        state.config = last
-        state.config_of = made_from
-        return last
+    async def _store_presence(self) -> None:
+        """`alive` in the records, for clients."""
+        changed = False
+        for node in list(self.view.nodes.values()):
+            _, here, lapsed = self._judged.get(node.id, (0, False, False))
+            if node.alive and not here and lapsed:
+                log.warning(
+                    "node %s (%d) has been silent for %g s", node.name, node.id, self.failure_timeout_s
+                )
+                await self._registry.set_alive(node.id, node.incarnation, False)
+                changed = True
+            elif not node.alive and here and node.control:
+                await self._registry.set_alive(node.id, node.incarnation, True)
+                changed = True
+        if changed:
+            await self.records_changed()
 
     # ticks
 
@@ -346,8 +528,8 @@ class Manager:
         """Sessions that are over. One is forgotten when every node has fenced it and the last of its
         capabilities has expired."""
         found = await self._store.read(_all_fenced)
-        view = self._routing.view
-        now_ms = self._clock.now_ms()
+        view = self.view
+        now_ms = self.clock.now_ms()
         done = [
             client
             for client, fenced in found.items()
@@ -356,18 +538,21 @@ class Manager:
         if done:
 
             async def forget(txn: Transaction) -> None:
-                await self._lease.guard(txn)
+                await self.lease.guard(txn)
                 for client in done:
                     txn.clear(fence_key(client))
 
             await self._store.run(forget)
         # The collectors of processes that are gone are sessions that are over, too.
         gone = {
-            collector_client(node.id, node.incarnation - 1)
+            collector_client(node.id, node.previous or node.incarnation - 1)
             for node in view.nodes.values()
             if node.incarnation > 1
         }
-        self._fences = frozenset(found.keys() - set(done)) | gone
+        fences = frozenset(found.keys() - set(done)) | gone
+        if fences - self._fences:
+            self._configs.changed(view.nodes)  # whoever waits is told at once
+        self._fences = fences
         for state in self.nodes.values():
             state.fenced &= self._fences
 
@@ -375,27 +560,11 @@ class Manager:
         states = [self.nodes.get(node) for node in view.nodes]
         return all(state is not None and client in state.fenced for state in states)
 
-    async def _judge_silence(self) -> None:
-        now = self._now_s()
-        changed = False
-        for node in list(self._routing.view.nodes.values()):
-            state = self.nodes.get(node.id)
-            silent = state is None or now - state.heard_s > FAILURE_TIMEOUT_S
-            if node.alive and silent:
-                log.warning("node %s (%d) has been silent for %g s", node.name, node.id, FAILURE_TIMEOUT_S)
-                await self._registry.set_alive(node.id, node.incarnation, False)
-                changed = True
-            elif not node.alive and not silent and node.control and state is not None and state.beats:
-                await self._registry.set_alive(node.id, node.incarnation, True)
-                changed = True
-        if changed:
-            await self._routing.refresh()
-
     async def _save_usage(self) -> None:
-        if self._now_s() - self._usage_s < USAGE_S:
+        if self.now_s() - self._usage_s < USAGE_S:
             return
-        self._usage_s = self._now_s()
-        view = self._routing.view
+        self._usage_s = self.now_s()
+        view = self.view
         for node_id, state in list(self.nodes.items()):
             devices = [
                 (device.uuid, report.capacity_bytes, report.free_bytes)
@@ -411,11 +580,19 @@ def _essence(report: TargetReport | None) -> object:
     if report is None:
         return None
     return (
-        (report.recorded_term, report.recorded_counter),
-        (report.persisted_term, report.persisted_counter),
-        report.state,
+        report.chain,
+        report.recorded_term,
+        report.recorded_counter,
+        report.persisted_term,
+        report.persisted_counter,
         report.persisted_here,
+        report.state,
         report.poisoned,
+        report.reason,
+        report.suspect,
+        report.sync_target,
+        report.sync_done,
+        report.sync_failure,
     )
 
 
@@ -426,9 +603,12 @@ async def _all_fenced(snapshot: Snapshot) -> dict[int, FencedClient]:
     return found
 
 
-async def _survive(work: Awaitable[object]) -> None:
-    """A failure of the store, or of the lease, ends one round of work and not the manager."""
+async def _survive(work: Awaitable[object]) -> bool:
+    """A failure of the store, or of the lease, ends one round of work and not the manager. Whether it went
+    well."""
     try:
         await work
     except FfsError as error:
         log.warning("%s", error)
+        return False
+    return True

@@ -6,7 +6,7 @@ the routing epoch when it changes what routing shows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from ffs.proto.cluster import (
     ChainRecord,
     CreateTable,
     CreateTableReply,
+    DeviceInfo,
     NodeRecord,
     RegisterNode,
     TableRecord,
@@ -26,6 +27,7 @@ from ffs.proto.cluster import (
 )
 from metadata.cluster import chain as chains
 from metadata.cluster.lease import Lease
+from metadata.cluster.members import incarnation_in
 from metadata.cluster.placement import FreeDevice, place
 from metadata.cluster.schema import (
     DEVICES,
@@ -83,19 +85,26 @@ class Registry:
 
         return await self._store.run(body, urgent=True)
 
-    async def register(self, request: RegisterNode) -> NodeRecord:
-        """A started process of a node: a new incarnation, and its devices as they are now."""
+    async def register(self, request: RegisterNode, gone: Callable[[int], bool]) -> NodeRecord:
+        """A started process of a node: a new incarnation, and its devices as they are now. `gone`: whether a
+        node surely holds no lease any more."""
         _check_uuid("node", request.uuid)
+        if len(request.domain) > 100 or not (request.domain == "" or request.domain.isprintable()):
+            raise InvalidArgument(f"domain {request.domain!r}: give at most 100 printable characters")
 
         async def body(txn: Transaction) -> NodeRecord:
             await self._lease.guard(txn)
             node = await self._node_of(txn, request.uuid, request.name)
+            last = node.incarnation
             for device in request.devices:
-                await self._adopt_device(txn, node, device.uuid, device.targets, device.path)
+                # Above the incarnations of all nodes that had its devices, so that one never means two.
+                last = max(last, await self._adopt_device(txn, node, device, gone))
             node = replace(
                 node,
                 name=request.name,
-                incarnation=node.incarnation + 1,
+                incarnation=last + 1,
+                previous=node.incarnation,
+                domain=request.domain,
                 host_id=request.host_id,
                 devices=request.devices,
                 alive=False,
@@ -153,15 +162,16 @@ class Registry:
     async def record_chains(
         self, proposals: Sequence[tuple[ChainRecord, chains.Proposal]]
     ) -> list[ChainRecord]:
-        """Makes proposed versions the recorded ones, in one transaction: those whose chain and members'
-        incarnations are still what the decision saw. Returns what was recorded."""
+        """Makes proposed versions the recorded ones, in one transaction: those whose chain is still what the
+        decision saw, and whose members that take part are still in the incarnations that persisted them.
+        Returns what was recorded. What a version drops is freed elsewhere (metadata.cluster.moves)."""
 
         async def body(txn: Transaction) -> list[ChainRecord]:
             await self._lease.guard(txn)
             recorded = []
             for chain, proposal in proposals:
                 found = await get_record(txn, ChainRecord, chain_key(chain.id))
-                if found != chain or await self._incarnations(txn, chain) != proposal.incarnations:
+                if found != chain or not await self._still(txn, proposal.next):
                     continue
                 after_it = chains.recorded_by(chain, proposal)
                 txn.set(chain_key(chain.id), encode(after_it))
@@ -209,6 +219,7 @@ class Registry:
                 members=members,
                 states=(int(TargetState.OFFLINE),) * len(members),
                 incarnations=(0,) * len(members),
+                wanted=members,
             )
             chains.check(chain)
             txn.set(chain_key(chain_id), encode(chain))
@@ -225,7 +236,7 @@ class Registry:
 
     async def _free_devices(self, txn: Transaction, request: CreateTable) -> list[FreeDevice]:
         nodes = [decode(NodeRecord, key, value) for key, value in await txn.range(NODES, after(NODES))]
-        alive = {node.id: node for node in nodes if node.alive}
+        alive = {node.id: node for node in nodes if node.alive and not node.draining}
         if len(alive) < request.wait_nodes:
             raise Overloaded(
                 f"table {request.name} waits for {request.wait_nodes} nodes, {len(alive)} are alive"
@@ -235,7 +246,10 @@ class Registry:
             target = decode(TargetRecord, key, value)
             if target.chain == 0 and target.node in alive and target.port:
                 free.setdefault((target.node, target.device), []).append(target.id)
-        return [FreeDevice(node, min(targets), tuple(sorted(targets))) for (node, _), targets in free.items()]
+        return [
+            FreeDevice(node, min(targets), tuple(sorted(targets)), alive[node].domain)
+            for (node, _), targets in free.items()
+        ]
 
     async def _node_of(self, txn: Transaction, uuid: bytes, name: str) -> NodeRecord:
         """The node of a uuid; a new one if there is none. Its name must not be another live node's."""
@@ -260,25 +274,32 @@ class Registry:
         return node
 
     async def _adopt_device(
-        self, txn: Transaction, node: NodeRecord, uuid: bytes, targets: Sequence[int], path: str
-    ) -> None:
-        """A device is where its disk is: it may have been moved from a node that is gone."""
-        known = await get_record(txn, DeviceRecord, DEVICES + uuid)
-        if known is None or known.targets != tuple(targets):
+        self, txn: Transaction, node: NodeRecord, device: DeviceInfo, gone: Callable[[int], bool]
+    ) -> int:
+        """A device is where its disk is: it may have been moved from a node that is gone. Returns the last
+        incarnation under which its targets may have taken part in a chain."""
+        path = device.path
+        known = await get_record(txn, DeviceRecord, DEVICES + device.uuid)
+        if known is None or known.targets != tuple(device.targets):
             raise NotFound(
                 "the metadata store doesn't know this device's targets: it belongs to another store "
                 "(an older backup?); format it anew only if its data isn't needed",
                 path,
             )
         if known.node == node.id:
-            return
+            return node.incarnation
         owner = await get_record(txn, NodeRecord, node_key(known.node))
         if owner is not None and owner.alive:
             raise Busy(f"the device belongs to node {owner.name}, which is alive", path)
-        txn.set(DEVICES + uuid, encode(replace(known, node=node.id)))
-        for target_id in targets:
+        if owner is not None and not gone(owner.id):
+            raise Busy(
+                f"the device belongs to node {owner.name}, whose lease may still hold: try again", path
+            )
+        txn.set(DEVICES + device.uuid, encode(replace(known, node=node.id)))
+        for target_id in device.targets:
             target = await self._target(txn, target_id)
             txn.set(target_key(target_id), encode(replace(target, node=node.id, port=0, socket_path="")))
+        return 0 if owner is None else owner.incarnation
 
     async def _present(self, txn: Transaction, node_id: int, incarnation: int) -> NodeRecord:
         node = await get_record(txn, NodeRecord, node_key(node_id))
@@ -294,14 +315,18 @@ class Registry:
             raise NotFound(f"target {target_id} isn't known")
         return target
 
-    async def _incarnations(self, txn: Transaction, chain: ChainRecord) -> tuple[int, ...]:
-        found = []
-        for member in chain.members:
-            target = await self._target(txn, member)
+    async def _still(self, txn: Transaction, record: ChainRecord) -> bool:
+        """Whether all that take part in it are in the incarnations that it names."""
+        for target_id in record.members:
+            incarnation = incarnation_in(record, target_id)
+            if not incarnation:
+                continue
+            target = await self._target(txn, target_id)
             node = await get_record(txn, NodeRecord, node_key(target.node))
             assert node is not None, target
-            found.append(node.incarnation)
-        return tuple(found)
+            if node.incarnation != incarnation:
+                return False
+        return True
 
 
 def _existing(table: TableRecord, request: CreateTable) -> CreateTableReply:

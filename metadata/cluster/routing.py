@@ -53,7 +53,8 @@ assert DEFAULT_CHUNK_BYTES <= MAX_CHUNK_BYTES
 
 @dataclass(slots=True)
 class View:
-    """The records of one epoch. Never changed once made."""
+    """The records of one epoch. Never changed once made. A record that is the same in two views is the same
+    object."""
 
     epoch: int = 0
     nodes: dict[int, NodeRecord] = field(default_factory=dict)
@@ -62,10 +63,23 @@ class View:
     tables: dict[tuple[int, int], TableRecord] = field(default_factory=dict)
     latest: dict[int, TableRecord] = field(default_factory=dict)  # by table id
     usage: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # device -> (capacity, free)
+    _of_nodes: dict[int, set[int]] | None = None
+
+    def chains_of(self, node: int) -> set[int]:
+        """The chains that targets of a node belong to: are members of, shall become, or were."""
+        if self._of_nodes is None:
+            self._of_nodes = {}
+            for target in self.targets.values():
+                if target.chain:
+                    self._of_nodes.setdefault(target.node, set()).add(target.chain)
+        return self._of_nodes.get(node, set())
+
+    def node_of(self, target: int) -> NodeRecord:
+        return self.nodes[self.targets[target].node]
 
     def incarnations(self, chain: ChainRecord) -> tuple[int, ...]:
         """The present incarnations of the members' nodes."""
-        return tuple(self.nodes[self.targets[member].node].incarnation for member in chain.members)
+        return tuple(self.node_of(member).incarnation for member in chain.members)
 
     def target_route(self, target: TargetRecord) -> TargetRoute:
         node = self.nodes[target.node]
@@ -80,14 +94,15 @@ class View:
         )
 
     def chain_route(self, chain: ChainRecord) -> ChainRoute:
-        """As clients see it: who restarted and isn't led back yet doesn't serve."""
+        """As clients see it now: who restarted and isn't led back yet, or isn't heard, doesn't serve."""
+        alive = tuple(self.node_of(member).alive for member in chain.members)
         return ChainRoute(
             chain=chain.id,
             table=chain.table,
             term=chain.term,
             counter=chain.counter,
             members=chain.members,
-            states=chains.states_now(chain, self.incarnations(chain)),
+            states=chains.states_now(chain, self.incarnations(chain), alive),
         )
 
     def table_routes(self) -> tuple[TableRoute, ...]:
@@ -106,6 +121,7 @@ class RoutingCache:
         self.view = View()
         self._reply: RoutingReply | None = None
         self._tables: dict[tuple[int, int], TableView | None] = {}
+        self._decoded: dict[bytes, tuple[bytes, object]] = {}  # by key, of the last view
         self._waiters: set[asyncio.Future[None]] = set()
         self._lock = asyncio.Lock()
 
@@ -227,23 +243,34 @@ class RoutingCache:
             self.view.usage = usage
             return self.view
         view = View(epoch=epoch, usage=usage)
-        for node in await _all(snapshot, NODES, NodeRecord):
+        kept: dict[bytes, tuple[bytes, object]] = {}
+        for node in await self._all(snapshot, NODES, NodeRecord, kept):
             view.nodes[node.id] = node
-        for target in await _all(snapshot, TARGETS, TargetRecord):
+        for target in await self._all(snapshot, TARGETS, TargetRecord, kept):
             view.targets[target.id] = target
-        for chain in await _all(snapshot, CHAINS, ChainRecord):
+        for chain in await self._all(snapshot, CHAINS, ChainRecord, kept):
             view.chains[chain.id] = chain
-        for table in await _all(snapshot, TABLES, TableRecord):
+        for table in await self._all(snapshot, TABLES, TableRecord, kept):
             view.tables[table.id, table.version] = table
             view.latest[table.id] = table  # versions come in order
+        self._decoded = kept
         return view
+
+    async def _all(
+        self, snapshot: Snapshot, prefix: bytes, kind: type[R], kept: dict[bytes, tuple[bytes, object]]
+    ) -> list[R]:
+        """Of thousands of records few change at a time: those that didn't aren't decoded again."""
+        records: list[R] = []
+        for key, value in await snapshot.range(prefix, after(prefix)):
+            before = self._decoded.get(key)
+            record = before[1] if before is not None and before[0] == value else decode(kind, key, value)
+            assert isinstance(record, kind)
+            kept[key] = (value, record)
+            records.append(record)
+        return records
 
     @staticmethod
     async def _load_usage(snapshot: Snapshot) -> dict[bytes, tuple[int, int]]:
-        records = await _all(snapshot, USAGE, UsageRecord)
+        pairs = await snapshot.range(USAGE, after(USAGE))
+        records = [decode(UsageRecord, key, value) for key, value in pairs]
         return {uuid: (capacity, free) for r in records for uuid, capacity, free in r.devices}
-
-
-async def _all(snapshot: Snapshot, prefix: bytes, kind: type[R]) -> list[R]:
-    pairs = await snapshot.range(prefix, after(prefix))
-    return [decode(kind, key, value) for key, value in pairs]

@@ -12,6 +12,7 @@
     cC <chain u32>           ChainRecord
     cB <table u32> <version u32>  TableRecord
     cS <node u64>            UsageRecord
+    cR                       RebalanceRecord (metadata.cluster.moves): one that goes on
 
 Integers in keys are big-endian, so ranges come in order.
 """
@@ -54,6 +55,7 @@ class LeaseRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     machine: str  # boot id and pid name space: where pid and started mean something
     pid: int
     started: int  # start time of the process in clock ticks since boot
+    grants_ms: int = 0  # no lease that storage nodes were given lasts longer; 0: none was given
 
 
 class DeviceRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):

@@ -28,7 +28,7 @@ from ffs.errors import (
 from ffs.proto import cluster as proto
 from ffs.proto.records import FencedClient
 from ffs.rpc.handshake import Peer
-from metadata.cluster.chain import Proposal
+from metadata.cluster.chain import Proposal, version_of
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.lease import Lease, Watch
 from metadata.cluster.manager import Manager
@@ -39,6 +39,7 @@ from metadata.kv.contract import Store, Transaction
 from metadata.kv.memory import MemoryStore
 
 CLUSTER = b"c" * 16
+TIMEOUT_S = 5.0
 STORAGE = Peer("storage", "n", 0, 0, 1, False)
 CLIENT = Peer("client", "c", 0, 0, 1, False)
 
@@ -57,6 +58,7 @@ class Process:
             self.clock,
             self.routing,
             cluster=CLUSTER,
+            failure_timeout_s=TIMEOUT_S,
             now_s=lambda: asyncio.get_running_loop().time() + self.offset_s,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,6 +102,18 @@ class Target:
     persisted: tuple[int, int] = (0, 0)
     here: bool = False
     acts: tuple[int, int] = (0, 0)
+    state: int = 0
+    reason: int = 0
+    suspect: int = 0
+    fills: int = 0  # the member that it is the source for
+    stuck: bool = False  # its disk doesn't answer
+
+    def restarted(self) -> Target:
+        return Target(chain=self.chain, persisted=self.persisted)
+
+    def leave_behind(self) -> None:
+        """Its device was formatted anew."""
+        self.chain, self.persisted = 0, (0, 0)
 
 
 @dataclass
@@ -116,6 +130,11 @@ class SimNode:
     fenced: tuple[int, ...] = ()
     fences: set[int] = field(default_factory=set)
     poisoned: bool = False
+    fills_at_once: bool = True  # a sync is done by the next heartbeat
+    sequence: int = 0
+    lease_ms: int = -1  # of the last reply
+    released: set[int] = field(default_factory=set)  # that it was ever told to drop
+    domain: str = ""
 
     async def start(self, process: Process, count: int = 4) -> None:
         if not self.targets:
@@ -125,9 +144,8 @@ class SimNode:
                 )
             )
             self.targets = {target: Target() for target in reply.targets}
-        for target in self.targets.values():
-            target.here, target.acts = False, (0, 0)
-        self.config, self.fenced, self.fences = (0, 0), (), set()
+        self.targets = {ident: target.restarted() for ident, target in self.targets.items()}
+        self.config, self.fenced, self.fences, self.sequence = (0, 0), (), set(), 0
         registered = await process.ask(
             proto.RegisterNode(
                 name=self.name,
@@ -138,6 +156,7 @@ class SimNode:
                         uuid=self.device, path="/dev/x", size_bytes=1 << 30, targets=tuple(self.targets)
                     ),
                 ),
+                domain=self.domain,
             )
         )
         self.id, self.incarnation = registered.node, registered.incarnation
@@ -151,54 +170,77 @@ class SimNode:
             )
         )
 
-    async def beat(self, process: Process) -> proto.HeartbeatReply:
-        reports = tuple(
-            proto.TargetReport(
-                target=ident,
-                chain=target.chain,
-                recorded_term=target.acts[0],
-                recorded_counter=target.acts[1],
-                persisted_term=target.persisted[0],
-                persisted_counter=target.persisted[1],
-                persisted_here=target.here,
-                state=1,
-                poisoned=self.poisoned,
-                used_bytes=0,
-                capacity_bytes=1 << 30,
-                free_bytes=1 << 29,
-                chunks=0,
-            )
-            for ident, target in self.targets.items()
-        )
-        beat = proto.Heartbeat(
+    def heartbeat(self) -> proto.Heartbeat:
+        self.sequence += 1
+        return proto.Heartbeat(
             node=self.id,
             incarnation=self.incarnation,
             config=self.config,
-            reports=reports,
+            reports=tuple(self.report(ident) for ident in self.targets),
             fenced=self.fenced,
+            sequence=self.sequence,
         )
-        reply = await process.ask(beat)
+
+    def report(self, ident: int) -> proto.TargetReport:
+        target = self.targets[ident]
+        return proto.TargetReport(
+            target=ident,
+            chain=target.chain,
+            recorded_term=target.acts[0],
+            recorded_counter=target.acts[1],
+            persisted_term=target.persisted[0],
+            persisted_counter=target.persisted[1],
+            persisted_here=target.here,
+            state=target.state,
+            reason=target.reason,
+            suspect=target.suspect,
+            sync_target=target.fills,
+            sync_done=bool(target.fills) and self.fills_at_once,
+            poisoned=self.poisoned,
+            used_bytes=0,
+            capacity_bytes=1 << 30,
+            free_bytes=1 << 29,
+            chunks=0,
+        )
+
+    async def beat(self, process: Process) -> proto.HeartbeatReply:
+        return self.hear(await process.ask(self.heartbeat()))
+
+    def hear(self, reply: proto.HeartbeatReply) -> proto.HeartbeatReply:
         assert isinstance(reply, proto.HeartbeatReply)
         self.fenced = reply.fences
         self.fences.update(reply.fences)
         if reply.config is not None:
-            self.config = reply.config.number
-            for route in reply.config.chains:
-                self.take(route)
+            self.act_on(reply.config)
+        self.lease_ms = reply.lease_ms
         return reply
+
+    def act_on(self, config: proto.NodeConfig) -> None:
+        self.config = config.number
+        for route in config.chains:
+            self.take(route)
+        for ident in config.released:
+            self.released.add(ident)
+            self.targets[ident] = Target()
 
     def take(self, route: proto.ChainRoute) -> None:
         version = (route.term, route.counter)
-        for member in route.members:
+        for at, member in enumerate(route.members):
             target = self.targets.get(member)
-            if target is None:
+            if target is None or target.stuck:
                 continue
+            state = route.states[at]
+            if state:
+                assert route.incarnations[at] == self.incarnation, route
             target.chain = route.chain
             if route.proposed:
                 if version > target.persisted:
                     target.persisted, target.here = version, True
-            elif target.here and target.persisted >= version > target.acts:
-                target.acts = version
+                    if not state:
+                        target.state, target.reason = 0, 11  # stands down
+            elif version > target.acts and (not state or (target.here and target.persisted >= version)):
+                target.acts, target.state, target.reason, target.suspect = version, state, 0, 0
+                target.fills = route.members[at + 1] if route.states[at : at + 2] == (1, 2) else 0
 
 
 def nodes(count: int) -> list[SimNode]:
@@ -271,7 +313,7 @@ def test_a_cluster_forms_and_serves() -> None:
             assert process.routing.table(77) is None
 
             async def steady() -> bool:
-                return [(await node.beat(process)).next_ms for node in all_nodes] == [1000] * 3
+                return [(await node.beat(process)).next_ms for node in all_nodes] == [1250] * 3
 
             await until(steady)
 

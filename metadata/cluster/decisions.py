@@ -1,0 +1,227 @@
+"""What the primary has decided on every chain, in its term: metadata.cluster.chain with a memory.
+
+Keeps the last decision and the last proposal of each chain, what waits to be recorded and what is being
+recorded, who is being filled where, and since when things have been quiet or overdue. All of it is learned
+anew by the next primary. Only chains with news are looked at. A chain about which an assertion fails is left
+as it is, and the others go on. One event loop; no I/O. docs/control_plane.md, Chains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ffs.proto.cluster import ChainRecord
+from metadata.cluster import chain as chains
+from metadata.cluster.members import Proposal, Seat, goal_of, serving_of, syncing_of
+from metadata.cluster.routing import View
+
+log = logging.getLogger("ffs.meta.chains")
+
+SYNCS_OF_NODE: Final = 4  # at once, as their target and as their source
+REORDERS_A_ROUND: Final = 64
+
+SeatOf = Callable[[int], Seat]
+
+
+class Decisions:
+    """`forget` first, and with each term."""
+
+    def __init__(self, seat_of: SeatOf, timeout_s: float, syncs_of_node: int = SYNCS_OF_NODE) -> None:
+        self._seat_of = seat_of
+        self._patience_s = max(2.0 * timeout_s, 5.0)  # for members to persist; for quiet before a reorder
+        self._pause_s = 2.0 * timeout_s  # before one that was suspected is filled again
+        self._syncs_of_node = syncs_of_node
+        self.forget(0)
+
+    def forget(self, term: int) -> None:
+        self._term = term
+        self._view = View()
+        self.of: dict[int, chains.Decision] = {}
+        self.proposals: dict[int, Proposal] = {}  # the last of each chain, live or not
+        self.to_record: dict[int, tuple[ChainRecord, Proposal]] = {}
+        self.in_flight: dict[int, tuple[ChainRecord, Proposal]] = {}
+        self.impossible: set[int] = set()  # chains whose decision failed an assertion
+        self.touched: set[int] = set()  # nodes whose configuration may have changed
+        self._proposed_s: dict[int, float] = {}
+        self._unordered_s: dict[int, float] = {}  # since when nothing but the order is wrong
+        self._syncs: dict[int, tuple[int, int]] = {}  # chain -> nodes of (source, target)
+        self._sources: Counter[int] = Counter()
+        self._targets: Counter[int] = Counter()
+        self._waiting: dict[int, None] = {}  # chains that want a slot for a sync, longest first
+        self._paused_s: dict[int, float] = {}  # target -> not filled before
+        self._withheld: dict[int, tuple[int, ...]] = {}  # chain -> nodes
+
+    # decisions
+
+    def look(self, view: View, chain_ids: Iterable[int], now_s: float) -> None:
+        """Decides on these chains anew, and on those that wait for what became free."""
+        freed = False
+        for chain_id in list(chain_ids):
+            freed |= self._look_at(view, chain_id, now_s)
+        if freed:
+            self._give_slots(view, now_s)
+
+    def look_again(self, view: View, now_s: float) -> None:
+        """What only time changes."""
+        late = [c for c, at_s in self._proposed_s.items() if now_s - at_s >= self._patience_s]
+        settled = [c for c, at_s in self._unordered_s.items() if now_s - at_s >= self._patience_s]
+        self.look(view, [*late, *settled[:REORDERS_A_ROUND]], now_s)
+        self._give_slots(view, now_s)
+
+    def may_lease(self, node: int) -> bool:
+        """Whether the node may be given a lease: not while a version that leaves out what it serves is about
+        to be recorded because its lease is over, nor while it doesn't stand down."""
+        if any(node in nodes for nodes in self._withheld.values()):
+            return False
+        return not any(
+            node in self._left_out_nodes(record, proposal)
+            for pending in (self.to_record, self.in_flight)
+            for record, proposal in pending.values()
+        )
+
+    def take_batch(self, limit: int) -> list[tuple[ChainRecord, Proposal]]:
+        """Records to be made now; `landed` when it is known what became of them."""
+        chosen = list(self.to_record)[:limit]
+        for chain_id in chosen:
+            self.in_flight[chain_id] = self.to_record.pop(chain_id)
+        return [self.in_flight[chain_id] for chain_id in chosen]
+
+    def landed(self, chain_ids: Iterable[int]) -> None:
+        for chain_id in chain_ids:
+            self.in_flight.pop(chain_id, None)
+
+    # inside
+
+    def _look_at(self, view: View, chain_id: int, now_s: float) -> bool:
+        """Whether a slot for a sync has become free."""
+        if chain_id in self.in_flight:
+            return False  # looked at when it has landed
+        record = view.chains[chain_id]
+        self._view = view
+        held = self._drop_sync(chain_id)
+        last = self.proposals.get(chain_id)
+        proposed_s = self._proposed_s.get(chain_id)
+        unordered_s = self._unordered_s.get(chain_id)
+        try:
+            decision = chains.decide(
+                record,
+                {target: self._seat_of(target) for target in chains.people_of(record)},
+                last,
+                self._term,
+                may_sync=lambda source, target: self._may_sync(source, target, now_s),
+                quiet=unordered_s is not None and now_s - unordered_s >= self._patience_s,
+                overdue=proposed_s is not None and now_s - proposed_s >= self._patience_s,
+            )
+        except AssertionError:
+            if chain_id not in self.impossible:
+                self.impossible.add(chain_id)
+                log.critical(
+                    "chain %d: it should be impossible, and nothing is done about it", chain_id, exc_info=True
+                )
+            self.to_record.pop(chain_id, None)
+            return held is not None
+        self._log(chain_id, decision)
+        self.of[chain_id] = decision
+        self._act(record, decision, now_s)
+        self._note_time(chain_id, decision, now_s)
+        self._hold_sync(view, record, decision)
+        return held is not None and self._syncs.get(chain_id) != held
+
+    def _act(self, record: ChainRecord, decision: chains.Decision, now_s: float) -> None:
+        self.to_record.pop(record.id, None)
+        proposal = decision.proposal
+        if decision.action is chains.Action.PROPOSE:
+            assert proposal is not None
+            before = self.proposals.get(record.id)
+            self.proposals[record.id] = proposal
+            self._proposed_s[record.id] = now_s
+            for target in proposal.without:
+                self._paused_s[target] = now_s + self._pause_s
+            told = {*record.members, *proposal.next.members, *(before.next.members if before else ())}
+            self.touched.update(self._view.targets[target].node for target in told)
+        elif decision.action is chains.Action.RECORD:
+            assert proposal is not None
+            self.to_record[record.id] = (record, proposal)
+        nodes = tuple(self._view.targets[target].node for target in decision.withhold)
+        if nodes:
+            self._withheld[record.id] = nodes
+        else:
+            self._withheld.pop(record.id, None)
+
+    def _note_time(self, chain_id: int, decision: chains.Decision, now_s: float) -> None:
+        if decision.proposal is None:
+            self._proposed_s.pop(chain_id, None)
+        if decision.wants_quiet and decision.serving:
+            self._unordered_s.setdefault(chain_id, now_s)
+        else:
+            self._unordered_s.pop(chain_id, None)
+        if decision.wants_slot:
+            self._waiting.setdefault(chain_id)
+        else:
+            self._waiting.pop(chain_id, None)
+
+    def _log(self, chain_id: int, decision: chains.Decision) -> None:
+        before = self.of.get(chain_id)
+        if before is None or before.serving != decision.serving or before.reason != decision.reason:
+            log.debug("chain %d: %s", chain_id, decision.reason or "whole")
+        if decision.action is chains.Action.PROPOSE and decision.proposal is not None:
+            after = decision.proposal.next
+            log.info(
+                "chain %d: version %d.%d is proposed: members %s, states %s",
+                chain_id,
+                after.term,
+                after.counter,
+                after.members,
+                after.states,
+            )
+
+    def _left_out_nodes(self, record: ChainRecord, proposal: Proposal) -> list[int]:
+        out = set(serving_of(record)) - set(serving_of(proposal.next))
+        return [self._view.targets[target].node for target in out]
+
+    # syncs
+
+    def _may_sync(self, source: int, target: int, now_s: float) -> bool:
+        if self._paused_s.get(target, float("-inf")) > now_s:
+            return False
+        targets = self._view.targets
+        return (
+            self._sources[targets[source].node] < self._syncs_of_node
+            and self._targets[targets[target].node] < self._syncs_of_node
+        )
+
+    def _hold_sync(self, view: View, record: ChainRecord, decision: chains.Decision) -> None:
+        """Counts the sync that goes on in the recorded version, or begins with the live proposal."""
+        live = decision.proposal
+        filling = record if live is None or not syncing_of(live.next) else live.next
+        if not syncing_of(filling):
+            return
+        source = view.targets[serving_of(filling)[-1]].node
+        target = view.targets[syncing_of(filling)].node
+        self._syncs[record.id] = (source, target)
+        self._sources[source] += 1
+        self._targets[target] += 1
+
+    def _drop_sync(self, chain_id: int) -> tuple[int, int] | None:
+        held = self._syncs.pop(chain_id, None)
+        if held is not None:
+            self._sources[held[0]] -= 1
+            self._targets[held[1]] -= 1
+        return held
+
+    def _give_slots(self, view: View, now_s: float) -> None:
+        """Looks only at those chains for which there is room."""
+        self._view = view
+        for chain_id in list(self._waiting):
+            record = view.chains[chain_id]
+            serving = serving_of(record)
+            wants = [target for target in goal_of(record) if target not in serving]
+            if serving and any(self._may_sync(serving[-1], target, now_s) for target in wants):
+                self._look_at(view, chain_id, now_s)
+
+    def moving(self, chain_id: int) -> bool:
+        decision = self.of.get(chain_id)
+        return decision is None or decision.moving
