@@ -100,7 +100,7 @@ struct Pending {
   bool acked = false;         // the successor has committed it
   bool sent = false;          // in this chain version
   Fate fate = Fate::unasked;  // with the predecessor, while reconciling
-  bool loaded = false;        // from the store: is sent as a whole chunk
+  bool loaded = false;        // only in the store: is sent as a whole chunk
   bool fallen = false;        // refused, or built on what was
   bool journal_only = false;  // refused by the head before it was sent
   bool reached = false;       // the syncing member has it, or its refusal
@@ -403,6 +403,7 @@ class Replica::Machine final : public SyncHost {
   Fit fit(const Update& u, Chunk* c, const Tomb** refused) const;
   bool known_already(const Update& u, Chunk* c);
   void stage_next(Chunk* c);
+  void let_go(Pending* p);
   void send_held(Pending* p);
   void progress(Chunk* c);
   void commit(Pending* p, bool with_stage);

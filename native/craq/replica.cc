@@ -460,7 +460,7 @@ void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
   }
   if (outcome == Outcome::corrupt) return base_damaged(p);
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
-  if (last()) release(p->update.payload);
+  if (last()) let_go(p);
   if (commit_now) {
     commit(p, /*with_stage=*/true);
   } else if (p->held && !p->fallen) {
@@ -469,6 +469,17 @@ void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
   if (c->unreconciled) settle(c);
   progress(c);
   stage_next(c);
+}
+
+// Nobody is behind us to send it to. Should there be one later (a promoted member), it goes as a whole chunk.
+void Replica::Machine::let_go(Pending* p) {
+  release(p->update.payload);
+  p->loaded = true;
+  if (p->removal()) return;
+  p->update.kind = UpdateKind::replace;
+  p->update.offset_bytes = 0;
+  p->update.length_bytes = p->after.length_bytes;
+  p->update.attributes = p->after.attributes;
 }
 
 // It is durable here and held by all before: the successor may count on it.
