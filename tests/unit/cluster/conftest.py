@@ -1,0 +1,6 @@
+"""The manager's world (manager_world.py) stands beside the tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
