@@ -36,6 +36,17 @@ struct Copies {
   }
 };
 
+void release(State& state, uint16_t target) {
+  state.drop_tables(target);
+  ChunkKey at{};
+  for (bool strictly = false;; strictly = true) {
+    const uint32_t chunk = state.index.lower_bound(target, at, strictly);
+    if (chunk == 0 || state.index[chunk].target != target) return;
+    at = state.index[chunk].key;
+    state.forget_chunk(chunk);
+  }
+}
+
 void apply(State& state, const RecordView& record) {
   const uint16_t target = record.header.target & 1;
   Reader after(nullptr, 0);
@@ -45,6 +56,7 @@ void apply(State& state, const RecordView& record) {
   RefuseRecord refuse;
   RetryRecord retry;
   FenceRecord fence;
+  EraseRecord erase;
   switch (static_cast<RecordType>(record.header.type)) {
     case RecordType::stage:
     case RecordType::pending:
@@ -60,6 +72,22 @@ void apply(State& state, const RecordView& record) {
         Copies copies(chunk.overlays, chunk.overlay_count);
         copies.after(state.restore_chunk(target, chunk, copies.list));
       }
+      break;
+    case RecordType::install:
+      if (decode_stage(record, &stage) && stage.overlay_count == 0)
+        (void)state.install(target, stage.fixed, stage.sums);
+      break;
+    case RecordType::erase:
+      if (fixed_part(record, &erase, &after)) state.erase(target, erase.key);
+      break;
+    case RecordType::reset_target:
+      state.index.each_live([&](uint32_t number) {
+        if (state.index[number].target == target) state.drop_pendings(number);
+      });
+      state.drop_retry(target);
+      break;
+    case RecordType::release_target:
+      release(state, target);
       break;
     case RecordType::commit:
       if (fixed_part(record, &commit, &after)) (void)state.commit(target, commit.key, commit.version);
@@ -166,6 +194,17 @@ std::vector<std::vector<uint8_t>> ffs::fuzz::seeds() {
   refuse.client = 9;
   encode_simple(w, RecordType::refuse, 0, refuse);
   encode_simple(w, RecordType::fence, kDeviceRecord, FenceRecord{9});
+  StageRecord install = stage;
+  install.image.kind = static_cast<uint8_t>(UpdateKind::replace);
+  install.image.version.update = 5;
+  install.first_changed = 0;
+  install.changed_granules = 2;
+  install.overlay_count = 0;
+  install.flags = kStageCommitNow | kInstallKeepsPendings;
+  encode_stage(w, RecordType::install, 0, install, sums, {});
+  encode_simple(w, RecordType::reset_target, 0, TargetRecord{});
+  encode_simple(w, RecordType::erase, 0, EraseRecord{some_key()});
+  encode_simple(w, RecordType::release_target, 1, TargetRecord{});
   FFS_CHECK(w.ok());
   bytes.resize(1 + w.size());
   std::vector<uint8_t> super(1 + kBlock);

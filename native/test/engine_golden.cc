@@ -238,6 +238,63 @@ TEST_CASE("golden: a journal block with each record") {
   std::free(aligned);
 }
 
+TEST_CASE("golden: the records of recovery") {
+  std::vector<uint8_t> memory(kMaxBlockBytes);
+  Writer writer(memory.data() + sizeof(BlockHeader), memory.size() - sizeof(BlockHeader));
+  const uint32_t sums[2] = {0x01234567, 0x89abcdef};
+  StageRecord install{};
+  install.key = golden_key();
+  install.base = golden_version(22);  // a repair: only over this version
+  install.image = golden_image(22);
+  install.image.kind = static_cast<uint8_t>(UpdateKind::replace);
+  install.image.stored_length = 131'072;
+  install.write_length = 131'072;
+  install.changed_granules = 2;
+  install.flags = kStageCommitNow | kInstallKeepsPendings;
+  encode_stage(writer, RecordType::install, 1, install, sums, {});
+  encode_simple(writer, RecordType::erase, 1, EraseRecord{golden_key()});
+  encode_simple(writer, RecordType::reset_target, 1, TargetRecord{});
+  encode_simple(writer, RecordType::release_target, 0, TargetRecord{});
+  BlockHeader header{};
+  header.magic = kJournalMagic;
+  header.sequence = 1'002;
+  header.mark = 1'001;
+  header.first_record = 5'014;
+  header.record_count = 4;
+  compare("journal_recovery", sealed(writer, header, memory));
+
+  State state(64, 2, nullptr);
+  std::vector<uint64_t> aligned(memory.size() / 8);
+  std::memcpy(aligned.data(), memory.data(), memory.size());
+  auto bytes = reinterpret_cast<const uint8_t*>(aligned.data());
+  Reader reader(bytes + sizeof(BlockHeader), writer.size());
+  RecordView record;
+  REQUIRE(next_record(reader, &record));
+  StageView view;
+  REQUIRE(decode_stage(record, &view));
+  REQUIRE(state.install(1, view.fixed, view.sums) == nullptr);
+  CHECK(state.index[state.index.find(1, golden_key())].image.version == golden_version(22));
+  CHECK(state.usage[1].logical_bytes == 131'072);
+}
+
+TEST_CASE("golden: the digest of a chunk, as docs/disk_format.md has it") {
+  const uint32_t sums[3] = {0x01234567, 0x89abcdef, 0x0badcafe};
+  ChunkInfo info;
+  info.key = golden_key();
+  info.version = golden_version(22);
+  info.length = 140'000;
+  info.stored_length = 100'000;  // the rest are zeros: doesn't count
+  info.attributes.expiry_ms = 1'700'000'000'123;
+  info.attributes.flags = kFlagPinned | kFlagSharedSlot;
+  info.attributes.tag_bytes = 3;
+  info.attributes.tag = {1, 2, 3, 99};  // 99 isn't part of it
+  info.checksums = sums;
+  CHECK(chunk_digest(info) == 0xd28b5f883ae05290);
+  info.attributes.codec = 2;  // then the encoded length counts
+  info.checksums = std::span(sums).first(2);
+  CHECK(chunk_digest(info) == 0x0b7067fb1f5886b5);
+}
+
 TEST_CASE("golden: a snapshot slice") {
   std::vector<uint8_t> memory(kMaxBlockBytes);
   Writer writer(memory.data() + sizeof(BlockHeader), memory.size() - sizeof(BlockHeader));

@@ -9,6 +9,7 @@
 
 #include "engine/format.h"
 #include "engine_crash_model.h"
+#include "engine/store_impl.h"
 #include "engine_harness.h"
 
 using namespace ffs;
@@ -600,6 +601,27 @@ TEST_CASE("digest: of the content, not of how it is stored") {
   info.attributes.tag[5] = 9;
   info.attributes.flags |= kFlagSharedSlot;
   CHECK(chunk_digest(info) == pieces);
+}
+
+TEST_CASE("a device of the version before is opened, and refuses to go back") {
+  Harness h(12);
+  h.format();
+  Superblock super;
+  h.io->image().read(kSuperblockOffset[1], reinterpret_cast<uint8_t*>(&super), sizeof super);
+  CHECK(super.incompat == kIncompatTransfers);
+  for (uint64_t i = 0; i < 2; i++) {
+    h.io->image().read(kSuperblockOffset[i], reinterpret_cast<uint8_t*>(&super), sizeof super);
+    super.incompat = 0;
+    seal_superblock(&super);
+    h.io->image().write(kSuperblockOffset[i], reinterpret_cast<uint8_t*>(&super), sizeof super);
+  }
+  h.open();
+  CHECK(h.store->identity().features_incompat == kIncompatTransfers);
+  auto a = random_bytes(10'000, 1);
+  REQUIRE(install(h, 1, v(1), a) == 0);
+  reopen(h);
+  CHECK(h.read(1, 0, 20'000).bytes == a);
+  CHECK(h.store->identity().features_incompat == kIncompatTransfers);
 }
 
 // ------------------------------------------------------------------------------ crashes

@@ -196,6 +196,59 @@ def test_journal_block() -> None:
     assert chain.rest == b"chain\0\0\0"
 
 
+def test_records_of_recovery() -> None:
+    data = load("journal_recovery")
+    header = block_header(data, b"FFJ1")
+    assert (header.sequence, header.mark, header.first_record, header.flags) == (1_002, 1_001, 5_014, 0)
+    found = list(records(data, header))
+    assert len(found) == header.record_count == 4
+    assert [r.type for r in found] == [10, 11, 12, 13]
+    assert [r.target for r in found] == [1, 1, 1, 0]
+    install, erase, reset, release = found
+    f = Fields(install.fixed)
+    assert f.raw(24) == KEY
+    assert f.take("IIQ") == (3, 4, 22)  # the version that must be there
+    assert f.take("IIQ") == (3, 4, 22)
+    assert f.take("QIIQ") == (0x5000, 131_072, 131_072, 1_700_000_000_123)
+    assert f.take("6BH") == (5, 0, 1, 0, 16, 4, 2)  # kind 4, all granules
+    assert f.raw(16) == bytes(range(0xA0, 0xB0))
+    assert f.take("QQIIQ") == (0, 0, 0, 0, 0)  # of no client
+    assert f.take("II") == (0, 131_072)
+    assert f.take("HHBBH") == (0, 2, 1 | 2, 0, 0)  # committed, newer pending versions stay
+    assert f.left == 0
+    assert install.rest == struct.pack("<II", 0x01234567, 0x89ABCDEF)
+    assert (erase.fixed, erase.rest) == (KEY, b"")
+    assert (reset.fixed, reset.rest) == (bytes(8), b"")
+    assert (release.fixed, release.rest) == (bytes(8), b"")
+
+
+M64 = (1 << 64) - 1
+
+
+def digest(words: bytes) -> int:
+    """The chain of docs/disk_format.md, Digest of a chunk, over 8 bytes at a time."""
+    value = int.from_bytes(b"ffs-dig1", "little")
+    for (word,) in struct.iter_unpack("<Q", words):
+        x = ((value ^ word) + 0x9E3779B97F4A7C15) & M64
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & M64
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & M64
+        value = x ^ (x >> 31)
+    return value
+
+
+def test_digest_of_a_chunk() -> None:
+    """Both examples of the page, from what it says alone."""
+    version = struct.pack("<IIQ", 3, 4, 22)
+    tag = bytes([1, 2, 3]).ljust(16, b"\0")
+    plain = KEY + version + struct.pack("<IIQ 4BI", 140_000, 0, 1_700_000_000_123, 1, 0, 0, 3, 3) + tag
+    plain += struct.pack("<4I", 0x01234567, 0x89ABCDEF, 0x0BADCAFE, 0)
+    coded = KEY + version + struct.pack("<IIQ 4BI", 140_000, 100_000, 1_700_000_000_123, 1, 0, 2, 3, 2) + tag
+    coded += struct.pack("<2I", 0x01234567, 0x89ABCDEF)
+    doc = (GOLDEN.parents[2] / "docs" / "disk_format.md").read_text()
+    for example in (plain, coded):
+        assert f"`{digest(example):016x}`" in doc
+
+
 def test_snapshot_slice() -> None:
     data = load("snapshot_slice")
     header = block_header(data, b"FFS1")
@@ -226,7 +279,7 @@ def test_documentation_example() -> None:
     assert load("superblock").startswith(shown)
 
 
-@pytest.mark.parametrize("name", ["superblock", "journal_block", "snapshot_slice"])
+@pytest.mark.parametrize("name", ["superblock", "journal_block", "journal_recovery", "snapshot_slice"])
 def test_a_flipped_bit_is_noticed(name: str) -> None:
     data = bytearray(load(name))
     at = 8 if name == "superblock" else 4
