@@ -217,6 +217,9 @@ void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
     case Op::Kind::chain:
       chain_persisted(outcome);
       break;
+    case Op::Kind::retry:
+      if (outcome != Outcome::ok) fail(Reason::device_failed);
+      break;
     case Op::Kind::sync_source:
       sync_source_.completed(id, outcome, payload);
       break;

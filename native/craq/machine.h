@@ -193,6 +193,7 @@ struct Op {
     epoch,
     chain,
     sync_source,
+    retry,
     sync_target,
     repair
   };
@@ -403,6 +404,7 @@ class Replica::Machine final : public SyncHost {
   Fit fit(const Update& u, Chunk* c, const Tomb** refused) const;
   bool known_already(const Update& u, Chunk* c);
   void stage_next(Chunk* c);
+  bool lacks_entry(const Update& u, const Chunk* c);
   void let_go(Pending* p);
   void send_held(Pending* p);
   void progress(Chunk* c);

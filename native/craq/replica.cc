@@ -374,7 +374,7 @@ bool Replica::Machine::known_already(const Update& u, Chunk* c) {
   // What isn't pending below a pending version was committed (and removed, if we don't have it).
   const bool below_pending = c->dirty() && c->pendings.first()->version() > u.version;
   if (c->committed.version >= u.version || c->removed >= u.version || below_pending) {
-    notify(predecessor(), ack);
+    if (!lacks_entry(u, c)) notify(predecessor(), ack);
     return true;
   }
   if (u.version < floor_) return true;
@@ -396,6 +396,18 @@ bool Replica::Machine::known_already(const Update& u, Chunk* c) {
     return true;
   }
   return false;
+}
+
+// A sync that ended in a crash may have brought the version without its retry entry. The entry is made, and
+// the update acknowledged when it comes again.
+bool Replica::Machine::lacks_entry(const Update& u, const Chunk* c) {
+  const UpdateIdentity& who = u.identity;
+  if (who.client.value == 0 || c->committed.version != u.version || store_.fenced(who.client)) return false;
+  const std::optional<RetryEntry> entry = store_.retry(who.client, who.channel);
+  if (entry.has_value() && entry->sequence >= who.sequence && entry->outcome != Outcome::dropped) return false;
+  const RetryEntry done{who.sequence, u.key, u.version, RetryState::done, Outcome::ok};
+  out_->push_back(SetRetry{new_op(Op::Kind::retry, nullptr, nullptr), who.client, who.channel, done});
+  return true;
 }
 
 Replica::Machine::Fit Replica::Machine::fit(const Update& u, Chunk* c, const Tomb** refused) const {

@@ -273,8 +273,10 @@ class SyncTarget {
     bool fetch = false;
     bool has_channel = false;
     std::pair<uint64_t, uint32_t> channel;
-    BufferRef payload;  // of a session that is over
     std::optional<ChunkKey> replaces;
+    // Of a session that is over:
+    BufferRef payload;
+    std::optional<RetryItem> retry;
   };
   struct Channel {  // entries on their way to the disk
     RetryEntry newest;
@@ -286,10 +288,10 @@ class SyncTarget {
   void take(const SyncMessage& m, BufferRef payload, PayloadState payload_state);
   void take_chunk(const SyncMessage& m, Taken& taken, PayloadState payload_state);
   void install(uint64_t number, Taken& taken);
-  void set_retry(uint64_t number, Taken& taken, const RetryItem& item);
+  void set_retry(uint64_t number, Taken* taken, const RetryItem& item);
   void answer(uint64_t number);
   void answer(uint64_t number, Progress progress, Outcome outcome);
-  OpId disk_op(uint64_t number, Taken& taken);
+  OpId disk_op(uint64_t number, Taken* taken);
   void forget(uint64_t number);
   void fetched(uint64_t number, Outcome outcome);
   void release(BufferRef payload);

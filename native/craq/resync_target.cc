@@ -43,6 +43,7 @@ void SyncTarget::void_numbers() {
     if (op.number == 0 || at == taken_.end()) continue;
     op.payload = at->second.payload;
     at->second.payload = kNoBuffer;
+    if (op.replaces.has_value()) op.retry = at->second.retry;
     op.number = 0;
   }
   taken_.clear();
@@ -103,7 +104,7 @@ void SyncTarget::begin_attempt(uint32_t attempt, uint64_t number) {
 void SyncTarget::pump() {
   if (!active_ || !reset_due_ || busy() || !host_.forget_pendings()) return;
   reset_due_ = false;
-  host_.emit(ResetTarget{disk_op(begin_number_, taken_.at(begin_number_))});
+  host_.emit(ResetTarget{disk_op(begin_number_, &taken_.at(begin_number_))});
 }
 
 // ---- Taking -------------------------------------------------------------------------------------
@@ -116,18 +117,19 @@ void SyncTarget::take(const SyncMessage& m, BufferRef payload, PayloadState payl
   taken.urgent = m.urgent;
   taken.payload = payload;
   if (m.kind == SyncKind::chunk) return take_chunk(m, taken, payload_state);
+  // Of an erased chunk the entry goes first: with a crash in between, the removal is done once more.
+  if (m.kind == SyncKind::erase || m.kind == SyncKind::retries) {
+    for (size_t i = 0; i < m.retry_count(); i++) set_retry(m.number, &taken, m.retry(i));
+  }
   if (m.kind == SyncKind::erase) {
-    const OpId id = disk_op(m.number, taken);
+    const OpId id = disk_op(m.number, &taken);
     ops_[id].replaces = m.key;
     host_.emit(Erase{id, m.key});
-  }
-  if (m.kind == SyncKind::erase || m.kind == SyncKind::retries) {
-    for (size_t i = 0; i < m.retry_count(); i++) set_retry(m.number, taken, m.retry(i));
   }
   if (m.kind == SyncKind::epochs) {
     for (size_t i = 0; i < m.epoch_count(); i++) {
       const EpochItem item = m.epoch(i);
-      host_.emit(SetSpaceEpoch{disk_op(m.number, taken), item.space, item.epoch});
+      host_.emit(SetSpaceEpoch{disk_op(m.number, &taken), item.space, item.epoch});
     }
   }
   if (taken.ops > 0) return;
@@ -153,16 +155,15 @@ void SyncTarget::take_chunk(const SyncMessage& m, Taken& taken, PayloadState pay
 void SyncTarget::install(uint64_t number, Taken& taken) {
   taken.fetching = false;
   Install effect{
-      .op = disk_op(number, taken), .key = taken.key, .chunk = taken.chunk, .payload = taken.payload};
+      .op = disk_op(number, &taken), .key = taken.key, .chunk = taken.chunk, .payload = taken.payload};
   ops_[effect.op].replaces = taken.key;
   effect.background = !taken.urgent;
-  host_.emit(effect);
-  if (taken.retry.has_value()) set_retry(number, taken, *taken.retry);
+  host_.emit(effect);  // its retry entry follows when it is there: what fails mustn't be told as done
 }
 
 // Entries may come in any order: the newest of a channel is what stays. One that is older than what is on
 // its way to the disk waits for that, by setting the same once more.
-void SyncTarget::set_retry(uint64_t number, Taken& taken, const RetryItem& item) {
+void SyncTarget::set_retry(uint64_t number, Taken* taken, const RetryItem& item) {
   const std::pair<uint64_t, uint32_t> who{item.client.value, item.channel};
   std::optional<RetryEntry> here = host_.store().retry(item.client, item.channel);
   if (here.has_value() && newer(*here, item.entry)) return;
@@ -175,10 +176,10 @@ void SyncTarget::set_retry(uint64_t number, Taken& taken, const RetryItem& item)
   host_.emit(SetRetry{id, item.client, item.channel, channel.newest});
 }
 
-OpId SyncTarget::disk_op(uint64_t number, Taken& taken) {
+OpId SyncTarget::disk_op(uint64_t number, Taken* taken) {
   const OpId id = host_.new_sync_op(SyncPart::target);
   ops_[id] = Op{.number = number};
-  taken.ops++;
+  if (taken != nullptr) taken->ops++;
   disk_ops_++;
   return id;
 }
@@ -206,10 +207,16 @@ void SyncTarget::completed(OpId id, Outcome outcome) {
   auto number = taken_.find(op.number);
   if (op.number == 0 || number == taken_.end()) {
     release(op.payload);
+    if (outcome == Outcome::ok && op.retry.has_value()) set_retry(0, nullptr, *op.retry);
     return pump();
   }
   Taken& taken = number->second;
   if (outcome != Outcome::ok && taken.outcome == Outcome::ok) taken.outcome = outcome;
+  if (outcome == Outcome::ok && taken.retry.has_value()) {
+    const RetryItem item = *taken.retry;
+    taken.retry.reset();
+    set_retry(op.number, &taken, item);
+  }
   if (--taken.ops > 0) return;
   taken.ended = true;
   release(taken.payload);
