@@ -79,6 +79,34 @@ void Shard::submit_sync(const wire::Sync& sync, net::Bytes message, Payload* pay
         [&](craq::Replica& replica) { replica.on_sync(header, message, buffer, state, now_ms_, effects_); });
 }
 
+// --- the share of the device ----------------------------------------------------------------------
+
+void Shard::start_in_turn(BackgroundWork* work, bool background, uint32_t bytes) {
+  work->background = background;
+  work->cost_bytes = bytes;
+  work->next_waiting = nullptr;
+  if (!background) return work->start(work);
+  (background_tail_ != nullptr ? background_tail_->next_waiting : background_head_) = work;
+  background_tail_ = work;
+  start_background();
+}
+
+// What waits for its share, in order, as far as it goes now.
+void Shard::start_background() {
+  while (background_head_ != nullptr && share_.begin(background_head_->cost_bytes, now_us_)) {
+    BackgroundWork* work = background_head_;
+    background_head_ = work->next_waiting;
+    if (background_head_ == nullptr) background_tail_ = nullptr;
+    work->start(work);
+  }
+}
+
+void Shard::end_background(const BackgroundWork& work) {
+  if (!work.background) return;
+  share_.ended(work.cost_bytes);
+  start_background();
+}
+
 // --- reading whole versions -----------------------------------------------------------------------
 
 void Shard::run(Target& target, const craq::Load& effect) {
@@ -94,11 +122,11 @@ void Shard::run(Target& target, const craq::Copy& effect) {
   const uint32_t length = *stored;
   LoadWork* work = take_load(target, effect.op, effect.key, effect.version, length);
   work->use = BufferUse::kSyncOut;
-  if (!effect.background) return start_load(work);
-  work->background = true;
-  (copies_tail_ != nullptr ? copies_tail_->next_waiting : copies_head_) = work;
-  copies_tail_ = work;
-  start_copies();
+  work->start = [](BackgroundWork* background) {
+    auto* load = static_cast<LoadWork*>(background);
+    load->shard->start_load(load);
+  };
+  start_in_turn(work, effect.background, length);
 }
 
 // The bytes to read of a version (with a codec that isn't its length), or none if it isn't there.
@@ -113,17 +141,6 @@ std::optional<uint32_t> Shard::stored_bytes(const Target& target, const ChunkKey
   return pending.attributes.codec != 0 ? pending.stored_length : length_bytes;
 }
 
-// Copies that wait for their share of the device, as far as it goes now.
-void Shard::start_copies() {
-  while (copies_head_ != nullptr && share_.begin(copies_head_->length, now_us_)) {
-    LoadWork* work = copies_head_;
-    copies_head_ = work->next_waiting;
-    if (copies_head_ == nullptr) copies_tail_ = nullptr;
-    work->next_waiting = nullptr;
-    start_load(work);
-  }
-}
-
 LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, const Version& version,
                            uint32_t length) {
   LoadWork* work = loads_.take();
@@ -133,7 +150,6 @@ LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, c
   work->op_id = op;
   work->use = BufferUse::kUpdate;
   work->background = false;
-  work->next_waiting = nullptr;
   work->done = on_loaded;
   work->target = target.id;
   work->key = key;
@@ -173,10 +189,7 @@ void Shard::on_loaded(engine::StoreOp* op) {
       (work->read_length != work->payload->length || !self->check_payload(work->payload))) {
     outcome = Outcome::corrupt;
   }
-  if (work->background) {
-    self->share_.ended(work->length);
-    self->start_copies();
-  }
+  self->end_background(*work);
   if (outcome == Outcome::ok) {
     self->complete(*work->owner_target, work->op_id, outcome, self->give(*work->owner_target, work->payload));
   } else {
@@ -214,13 +227,18 @@ void Shard::run(Target& target, const craq::Install& effect) {
     install.tail_padded = true;
     install.piece_checksums = payload->crcs.data();
   }
-  store_->install(&install);
+  work->start = [](BackgroundWork* background) {
+    auto* started = static_cast<InstallWork*>(background);
+    started->shard->store_->install(started);
+  };
+  start_in_turn(work, effect.background, install.length);
 }
 
 void Shard::on_installed(engine::StoreOp* op) {
   InstallWork* work = static_cast<InstallWork*>(op);
   Shard* self = work->shard;
   Target& target = *work->target_record;
+  self->end_background(*work);
   if (op->error != 0 && op->error != ENOSPC && op->error != ECANCELED) {
     log(LogLevel::kError, "target %llu: installing a chunk failed: %s (errno %d)",
         static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);

@@ -160,8 +160,16 @@ struct SmallWork : engine::StoreOp {
   craq::OpId op_id = 0;
 };
 
+// Work of recovery that waits for its share of the device (server/share.h).
+struct BackgroundWork {
+  bool background = false;  // else it takes no share and isn't counted
+  uint32_t cost_bytes = 0;
+  void (*start)(BackgroundWork* work) = nullptr;
+  BackgroundWork* next_waiting = nullptr;
+};
+
 // A whole version read for a replica: to be sent again (Load), or to be copied to another member.
-struct LoadWork : engine::ReadOp {
+struct LoadWork : engine::ReadOp, BackgroundWork {
   LoadWork* next_free = nullptr;
   uint32_t slot = 0;
   Shard* shard = nullptr;
@@ -169,12 +177,10 @@ struct LoadWork : engine::ReadOp {
   craq::OpId op_id = 0;
   Payload* payload = nullptr;  // what the replica will own
   BufferUse use = BufferUse::kUpdate;
-  bool background = false;  // counted by the share of recovery
   BufferWaiter waiter;
-  LoadWork* next_waiting = nullptr;  // for that share
 };
 
-struct InstallWork : engine::InstallOp {
+struct InstallWork : engine::InstallOp, BackgroundWork {
   InstallWork* next_free = nullptr;
   uint32_t slot = 0;
   Shard* shard = nullptr;

@@ -144,7 +144,7 @@ void Shard::pass() {
   const uint64_t started_us = now_us_;
   run_completions();
   buffers_->serve_waiters();
-  if (copies_head_ != nullptr) start_copies();
+  if (background_head_ != nullptr) start_background();
   wake_waiting_sessions();
   reading_.swap(to_read_);
   for (Session* session : reading_) {

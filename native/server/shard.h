@@ -250,7 +250,9 @@ class Shard {
   LoadWork* take_load(Target& target, craq::OpId op, const ChunkKey& key, const Version& version,
                       uint32_t length);
   void start_load(LoadWork* work);
-  void start_copies();
+  void start_in_turn(BackgroundWork* work, bool background, uint32_t bytes);
+  void start_background();
+  void end_background(const BackgroundWork& work);
   std::optional<uint32_t> stored_bytes(const Target& target, const ChunkKey& key, const Version& version,
                                        uint32_t length_bytes) const;
   SmallWork* take_small(Target& target, craq::OpId op);
@@ -340,8 +342,8 @@ class Shard {
   Slab<LoadWork> loads_;
   Slab<InstallWork> installs_;
   SyncShare share_{config_.sync_share_percent};
-  LoadWork* copies_head_ = nullptr;  // wait for their share
-  LoadWork* copies_tail_ = nullptr;
+  BackgroundWork* background_head_ = nullptr;  // wait for their share
+  BackgroundWork* background_tail_ = nullptr;
   std::vector<Session*> to_read_, reading_, to_flush_;
   std::vector<Session*> waiting_for_op_;
   std::vector<uint64_t> released_;

@@ -71,6 +71,7 @@ struct Node {
 // are 1000 (c - 1) + 101 + node.
 class Cluster {
  public:
+  static constexpr uint64_t kLongLeaseMs = 3600 * 1000;
   struct Options {
     uint32_t nodes = 1;
     uint32_t chains = 1;
@@ -81,6 +82,14 @@ class Cluster {
     io::Backend backend = io::Backend::uring;
     uint64_t region_limit_bytes = 256u << 20;
     bool local_peers = true;
+    uint32_t members = 0;  // the chain begins with so many of the nodes; 0: all
+    uint32_t failure_timeout_ms = 10000;
+    uint64_t lease_ms = kLongLeaseMs;  // at the start; 0: none
+  };
+  // A member of the chain (of a cluster with one chain).
+  struct Place {
+    uint32_t node;
+    craq::MemberState state = craq::MemberState::serving;
   };
   explicit Cluster(const Options& options) : options_(options) {
     if (const char* level = std::getenv("FFS_TEST_LOG"))
@@ -93,17 +102,60 @@ class Cluster {
       nodes_.push_back(std::move(node));
     }
     for (Node& node : nodes_) start(node);
-    lease(kLongLeaseMs);
-    form();
+    if (options.members > 0) {
+      for (uint32_t i = 0; i < options.members; i++) places_.push_back({i});
+    }
+    if (options.lease_ms > 0) lease(options.lease_ms);
+    if (places_.empty()) {
+      form();
+    } else {
+      change(places_);
+    }
   }
 
   // The manager's lease, as a server gets it: from now on, for so long.
-  static constexpr uint64_t kLongLeaseMs = 3600 * 1000;
   void lease(uint64_t lease_ms) {
     for (Node& node : nodes_) {
       if (node.server != nullptr) node.server->lease(clock_ms() + lease_ms);
     }
   }
+  // What a manager does to change the members: proposes, waits until all that take part have it durably,
+  // records, waits until the serving ones serve.
+  void change(std::vector<Place> places) {
+    propose(std::move(places));
+    record();
+  }
+  void propose(std::vector<Place> places) {
+    places_ = std::move(places);
+    version_ = {1, version_.counter + 1};
+    configure(true);
+    wait_for_places(craq::MemberState::syncing, [&](const TargetReport& report) {
+      return report.persisted_here && report.persisted == version_;
+    });
+  }
+  void record() {
+    configure(false);
+    recorded_ = version_.counter;
+    wait_for_places(craq::MemberState::serving, [&](const TargetReport& report) {
+      return report.status.serving && report.recorded == version_;
+    });
+  }
+  // Until the report of a node's target is so.
+  template <typename F>
+  void wait_for(uint32_t node, F&& good) {
+    for (int i = 0; i < 2000; i++) {
+      if (good(nodes_[node].server->report()[0])) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    tell(nodes_[node]);
+    REQUIRE_MESSAGE(false, "node ", node, " doesn't come to it within 20 s");
+  }
+  void stop(uint32_t node) {
+    REQUIRE(nodes_[node].server->stop() == 0);
+    nodes_[node].server.reset();
+  }
+  TargetReport report(uint32_t node) { return nodes_[node].server->report()[0]; }
+
   static uint64_t clock_ms() {
     timespec now;
     ::clock_gettime(CLOCK_BOOTTIME, &now);
@@ -115,6 +167,7 @@ class Cluster {
   Node& node(uint32_t index) { return nodes_[index]; }
   const std::string& dir() const { return dir_.path; }
   ChainVersion version() const { return version_; }
+  uint32_t counter() const { return recorded_; }  // of the recorded version; any thread
 
   void start(Node& node) {
     ShardConfig config;
@@ -125,6 +178,7 @@ class Cluster {
     config.socket_dir = dir_.path;
     config.pool_bytes = options_.pool_bytes;
     config.max_ops = options_.max_ops;
+    config.failure_timeout_ms = options_.failure_timeout_ms;
     config.max_sessions = options_.max_sessions;
     config.backend = options_.backend;
     config.region_limit_bytes = options_.region_limit_bytes;
@@ -154,11 +208,12 @@ class Cluster {
       chain.chain = ChainId(number);
       chain.proposed = proposed;
       chain.config.version = version_;
-      chain.config.member_count = options_.nodes;
-      for (uint32_t i = 0; i < options_.nodes; i++) {
-        const uint32_t node = member(number, i);
-        chain.config.members[i] = {TargetId(target(node, number)), craq::MemberState::serving,
-                                   nodes_[node].incarnation};
+      chain.config.member_count = places_.empty() ? options_.nodes : static_cast<uint32_t>(places_.size());
+      for (uint32_t i = 0; i < chain.config.member_count; i++) {
+        const Place place = places_.empty() ? Place{member(number, i)} : places_[i];
+        const uint32_t node = place.node;
+        chain.config.members[i] = {TargetId(target(node, number)), place.state, nodes_[node].incarnation};
+        if (nodes_[node].server == nullptr) continue;
         Route route;
         route.target = TargetId(target(node, number));
         route.node = NodeId(nodes_[node].number);
@@ -185,13 +240,7 @@ class Cluster {
       if (all) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    for (Node& node : nodes_) {
-      for (const TargetReport& report : node.server->report()) {
-        MESSAGE("target ", report.target.value, " serving ", report.status.serving, " reason ",
-                static_cast<int>(report.status.reason), " recorded ", report.recorded.counter, " persisted ",
-                report.persisted.counter);
-      }
-    }
+    for (Node& node : nodes_) tell(node);
     REQUIRE_MESSAGE(false, "the chain does not form within 10 s");
   }
 
@@ -207,6 +256,23 @@ class Cluster {
   }
 
  private:
+  // Until all places of a state that takes part as much as `least` are so.
+  template <typename F>
+  void wait_for_places(craq::MemberState least, F&& good) {
+    for (const Place& place : places_) {
+      if (place.state <= least) wait_for(place.node, good);
+    }
+  }
+
+  static void tell(Node& node) {
+    for (const TargetReport& report : node.server->report()) {
+      MESSAGE("target ", report.target.value, " serving ", report.status.serving, " reason ",
+              static_cast<int>(report.status.reason), " recorded ", report.recorded.counter, " persisted ",
+              report.persisted.counter, " here ", report.persisted_here, " sync of ",
+              report.status.sync_target.value, " done ", report.status.sync_done);
+    }
+  }
+
   void format(Node& node) {
     auto io = io::Io::create(io::Options{});
     REQUIRE(io.ok());
@@ -226,6 +292,8 @@ class Cluster {
   TempDir dir_;
   std::vector<Node> nodes_;
   ChainVersion version_;
+  std::atomic<uint32_t> recorded_{0};
+  std::vector<Place> places_;  // empty: all nodes, in every chain
   uint64_t epoch_ = 0;
 };
 
