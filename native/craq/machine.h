@@ -172,6 +172,7 @@ struct EpochChange {
   uint64_t epoch = 0;
   bool durable = false;
   bool acked = false;  // by the successor
+  bool sent = false;   // in this chain version
   uint64_t sent_ms = 0;
   OpId op = 0;
   RequestQueue waiters;
@@ -192,8 +193,8 @@ struct Op {
     load,
     epoch,
     chain,
-    sync_source,
     retry,
+    sync_source,
     sync_target,
     repair
   };
@@ -403,8 +404,8 @@ class Replica::Machine final : public SyncHost {
   enum class Fit : uint8_t { accept, missing, diverged, done, refused_base };
   Fit fit(const Update& u, Chunk* c, const Tomb** refused) const;
   bool known_already(const Update& u, Chunk* c);
-  void stage_next(Chunk* c);
   bool lacks_entry(const Update& u, const Chunk* c);
+  void stage_next(Chunk* c);
   void let_go(Pending* p);
   void send_held(Pending* p);
   void progress(Chunk* c);
@@ -477,6 +478,8 @@ class Replica::Machine final : public SyncHost {
   void expire();
   void send_epoch(EpochChange* e);
   void finish_epoch(EpochChange* e);
+  void forget_epoch(EpochChange* e);
+  void answer_epoch(EpochChange* e, Outcome outcome);
   void page_removed(Request* r, Outcome outcome);
   void page_step(Request* r);
   void resend_old();

@@ -151,6 +151,7 @@ void Replica::Machine::judge_set_space_epoch(Request* r, const ClientSetSpaceEpo
 void Replica::Machine::send_epoch(EpochChange* e) {
   e->sent_ms = now_ms_;
   if (last() || !reconciled_ || !successor_reconciled_) return;
+  e->sent = true;
   Notice n{.type = NoticeType::space_epoch, .key = ChunkKey::of(e->space, {}), .number = e->epoch};
   notify(successor(), n);
 }
@@ -184,27 +185,34 @@ void Replica::Machine::space_epoch_acked(const Notice& n) {
     if (e->space != n.key.space() || e->epoch != n.number) continue;
     e->acked = true;
     if (e->durable) finish_epoch(e);
-    return;
+    return maybe_send_resent();
   }
 }
 
-// Durable on this member and on all behind it (or void, after a change of the chain).
+// Durable on this member and on all behind it.
 void Replica::Machine::finish_epoch(EpochChange* e) {
-  const bool done = e->durable && (last() || e->acked);
-  if (done && !first()) {
+  if (!first()) {
     Notice n{.type = NoticeType::space_epoch_ack, .key = ChunkKey::of(e->space, {}), .number = e->epoch};
     notify(predecessor(), n);
   }
+  answer_epoch(e, Outcome::ok);
+  forget_epoch(e);
+}
+
+void Replica::Machine::forget_epoch(EpochChange* e) {
+  epochs_.remove(e);
+  drop_op(e->op);
+  epoch_pool_.give(e);
+}
+
+void Replica::Machine::answer_epoch(EpochChange* e, Outcome outcome) {
   while (Request* r = e->waiters.pop()) {
     if (r->state == Request::State::answered) {
       forget(r);
     } else {
-      reply(r, done ? Outcome::ok : Outcome::stale_chain);
+      reply(r, outcome);
     }
   }
-  epochs_.remove(e);
-  drop_op(e->op);
-  epoch_pool_.give(e);
 }
 
 // ---- Removal of a space, page by page -----------------------------------------------------------

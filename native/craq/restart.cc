@@ -198,8 +198,9 @@ void Replica::Machine::forget_neighbours() {
   }
   for (EpochChange* e = epochs_.first(); e != nullptr;) {
     EpochChange* next = epochs_.next(e);
-    e->acked = false;
-    if (!first()) finish_epoch(e);
+    e->acked = e->sent = false;
+    if (!first()) answer_epoch(e, Outcome::stale_chain);  // the head may not have it
+    if (!on_path()) forget_epoch(e);
     e = next;
   }
   judge_askers();
@@ -351,6 +352,12 @@ void Replica::Machine::maybe_send_resent() {
   for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
     if (!p->sent && !p->fallen) return;  // its payload is being loaded
   }
+  bool epochs_known = true;
+  for (EpochChange* e = epochs_.first(); e != nullptr; e = epochs_.next(e)) {
+    if (!e->sent) send_epoch(e);
+    epochs_known &= e->acked;
+  }
+  if (!epochs_known) return;
   notify(successor(), Notice{.type = NoticeType::resent});
 }
 
