@@ -1,4 +1,5 @@
-"""`ffs bench io`: speed as a ratio to the raw device, in the same run (docs/guides/bench.md)."""
+"""`ffs bench io`, `ffs bench recovery`: speed as a ratio to the raw device, in the same run
+(docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,14 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from ffs.cli.parsing import Commands, command, count_argument
+
+if TYPE_CHECKING:
+    from ffs.cli.benchmark.report import Result
 
 
 def add_commands(commands: Commands) -> None:
@@ -20,6 +26,17 @@ def add_commands(commands: Commands) -> None:
     io.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
     io.add_argument("--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)")
     io.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    words = "how fast a returned replica is filled, and what readers feel of it"
+    recovery = command(what, "recovery", run_recovery, words, json_option=True)
+    recovery.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
+    recovery.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
+    recovery.add_argument("--rounds", type=count_argument, default=3, help="recoveries a case (default: 3)")
+    recovery.add_argument(
+        "--fill-mib",
+        type=count_argument,
+        default=1024,
+        help="MiB that the replica has missed (default: 1024)",
+    )
 
 
 def _usage(parser: argparse.ArgumentParser) -> int:
@@ -28,20 +45,35 @@ def _usage(parser: argparse.ArgumentParser) -> int:
 
 
 def run_io(args: argparse.Namespace) -> int:
-    from ffs.cli.benchmark.report import json_line, people_table
     from ffs.cli.benchmark.suite import NAMES, Suite
+
+    return _run(args, NAMES, lambda scratch: Suite(scratch, args.slices, args.slice_ms / 1000))
+
+
+def run_recovery(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.recovery import NAMES, Suite
+
+    return _run(args, NAMES, lambda scratch: Suite(scratch, args.rounds, args.fill_mib << 20))
+
+
+class _Suite(Protocol):
+    def run(self, names: frozenset[str], say: Callable[[str], None]) -> Iterator[Result]: ...
+
+
+def _run(args: argparse.Namespace, names: Sequence[str], make: Callable[[Path], _Suite]) -> int:
+    """Runs the cases that were asked for in a scratch directory; prints them as they come."""
+    from ffs.cli.benchmark.report import json_line, people_table
     from ffs.errors import InvalidArgument
 
-    unknown = [name for name in args.only or () if name not in NAMES]
+    unknown = [name for name in args.only or () if name not in names]
     if unknown:
-        raise InvalidArgument(f"no case {unknown[0]!r}; there are: {', '.join(NAMES)}")
+        raise InvalidArgument(f"no case {unknown[0]!r}; there are: {', '.join(names)}")
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="ffs-bench-", dir=args.dir or "/var/tmp"))
     results = []
     try:
-        suite = Suite(scratch, args.slices, args.slice_ms / 1000)
-        for result in suite.run(frozenset(args.only or NAMES), _say):
+        for result in make(scratch).run(frozenset(args.only or names), _say):
             results.append(result)
             if args.json:
                 print(json_line(result), flush=True)
