@@ -145,7 +145,7 @@ struct SendNotice {
 enum class Reason : uint8_t {
   none = 0,
   no_configuration = 1,    // no chain version since the start
-  restarted = 2,           // waits for the manager to record a new version (docs/craq.md, Restart)
+  restarted = 2,           // waits for the manager to record a new version (docs/craq.md, Changes)
   members_incomplete = 3,  // the recorded chain has members that aren't serving
   not_a_member = 4,        // the recorded chain doesn't name this target
   persisting = 5,          // makes the new chain version durable

@@ -1,5 +1,5 @@
 // What is sent once more: because the successor lacks what an update is built on, or because the chain
-// has a new version. docs/craq.md, When the base isn't there, and Restart.
+// has a new version. docs/craq.md, When the base isn't there, and Changes.
 #include "craq/machine.h"
 
 namespace ffs::craq {

@@ -1,4 +1,4 @@
-// Chain versions, and how a chain comes back after its members restarted. docs/craq.md, Restart.
+// Chain versions, and how a chain goes on after each change of its members. docs/craq.md, Members; Changes.
 #include <algorithm>
 
 #include "craq/machine.h"

@@ -1,4 +1,4 @@
-// A chain's members change while updates and reads are under way. docs/craq.md, Members; Restart.
+// A chain's members change while updates and reads are under way. docs/craq.md, Members; Changes.
 #include <doctest/doctest.h>
 
 #include "craq_chain.h"
