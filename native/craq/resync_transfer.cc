@@ -157,6 +157,7 @@ void SyncSource::transfer_ended(const ChunkKey& key, Outcome outcome) {
   sent_++;
   sent_bytes_ += ended.wanted.chunk.length_bytes;
   damaged_.erase(key);
+  if (state_ == State::done) set_failure(Outcome::ok);
   if (ended.again) backlog_.insert(key);
   if (ended.wanted_pending) follow_up(key);
   if (ended.wanted.pending) host_.reached_target(key, ended.wanted.version);
