@@ -75,7 +75,13 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
     manager = Manager(
         store, lease, clock, routing, cluster=cluster, failure_timeout_s=config.failure_timeout_ms / 1000.0
     )
-    control = StorageControl(routing, cluster=cluster, secret=secret, name=PROGRAM)
+    control = StorageControl(
+        routing,
+        cluster=cluster,
+        secret=secret,
+        name=PROGRAM,
+        failure_timeout_s=config.failure_timeout_ms / 1000.0,
+    )
     core = Core(store, routing, control, cluster_id=cluster)
     service = MetaService(Namespace(core), manager)
     async with Server(service, config.listen, cluster=cluster, secret=secret, name=PROGRAM) as server:

@@ -1,14 +1,14 @@
 """The namespace's work on chunks, sent to the storage process of the chain's head.
 
 Implements metadata.fs.ports.ChainPort. A storage process does it through a client ring of its own,
-so it goes the way of every update and takes effect at most once in effect: each call is idempotent.
-One connection a node, opened on first use. One event loop. docs/control_plane.md, Storage control.
+so it goes the way of every update. Each call is idempotent, and goes to the next head when the chain
+changes. One connection a node, opened on first use. One event loop. docs/control_plane.md, Storage control.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 from ffs.errors import ChainUnavailable, ConnectionLost, FfsError, ShutDown, Unreachable
 from ffs.proto.cluster import (
@@ -18,6 +18,7 @@ from ffs.proto.cluster import (
     RaiseSpaceEpoch,
     RemovePage,
     RemovePageReply,
+    TargetState,
     TruncateChunk,
 )
 from ffs.proto.common import Message
@@ -27,16 +28,28 @@ from ffs.rpc.handshake import AskerHandshake
 from metadata.cluster.routing import RoutingCache
 
 TIMEOUT_S: Final = 20.0
-PATIENCE_S: Final = 5.0  # for a head's node that is starting again
+PATIENCE_S: Final = 5.0  # for a chain to have a head; and after the failure timeout, for reaching it
+RETRY_S: Final = 0.2
 
-M = TypeVar("M", bound=Message)
+
+class _HeadChanged(FfsError):
+    """The node that was asked isn't waited for any more."""
 
 
 class StorageControl:
     """Close it when the event loop ends."""
 
-    def __init__(self, routing: RoutingCache, *, cluster: bytes, secret: bytes | None, name: str) -> None:
+    def __init__(
+        self,
+        routing: RoutingCache,
+        *,
+        cluster: bytes,
+        secret: bytes | None,
+        name: str,
+        failure_timeout_s: float = 10.0,
+    ) -> None:
         self._routing = routing
+        self._patience_s = failure_timeout_s + PATIENCE_S
         self._cluster = cluster
         self._secret = secret
         self._name = name
@@ -72,31 +85,53 @@ class StorageControl:
     # inside
 
     async def _ask(self, chain: int, request: Message) -> Message:
-        node = await self._head(chain)
-        for last in (False, True):
-            connection = await self._connection(node)
-            try:
-                return await connection.call(request, TIMEOUT_S)
-            except (ConnectionLost, ShutDown) as error:
-                if last or self._closed:
-                    raise Unreachable(f"node {node.name}: {error.message}") from None
-        raise AssertionError("unreachable")
-
-    async def _head(self, chain: int) -> NodeRecord:
-        """The node of the chain's first member; waits a little for one that isn't there."""
+        """By the chain's head, whichever it is by then. Raises ChainUnavailable when none was reached."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE_S
+        deadline = loop.time() + self._patience_s
+        while True:
+            node = await self._head(chain, deadline)
+            try:
+                return await self._ask_node(node, request)
+            except (ConnectionLost, ShutDown, Unreachable, _HeadChanged) as error:
+                if self._closed or loop.time() >= deadline:
+                    raise ChainUnavailable(
+                        f"chain {chain}: its head's node {node.name} can't be reached: {error.message}"
+                    ) from None
+            await self._routing.wait_change(RETRY_S)
+
+    async def _ask_node(self, node: NodeRecord, request: Message) -> Message:
+        """Doesn't wait for a node that is given up meanwhile: a stopped process keeps its connections."""
+        connection = await self._connection(node)
+        call = asyncio.ensure_future(connection.call(request, TIMEOUT_S))
+        try:
+            while not call.done():
+                change = asyncio.ensure_future(self._routing.wait_change(TIMEOUT_S))
+                await asyncio.wait({call, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+                now = self._routing.view.nodes[node.id]
+                if not call.done() and (now.incarnation != node.incarnation or not now.alive):
+                    raise _HeadChanged(f"node {node.name} is gone")
+            return call.result()
+        finally:
+            call.cancel()
+
+    async def _head(self, chain: int, deadline: float) -> NodeRecord:
+        """The node of the chain's first serving member; waits for one that isn't there."""
+        loop = asyncio.get_running_loop()
+        deadline = min(deadline, loop.time() + PATIENCE_S)
         while True:
             view = self._routing.view
             record = view.chains.get(chain)
             if record is None:
                 raise ChainUnavailable(f"chain {chain} isn't known")
-            node = view.nodes[view.targets[record.members[0]].node]
-            if node.control and node.alive:
-                return node
+            route = view.chain_route(record)
+            for member, state in zip(route.members, route.states, strict=True):
+                node = view.node_of(member)
+                if state == TargetState.SERVING and node.control:
+                    return node
             left = deadline - loop.time()
             if left <= 0:
-                raise ChainUnavailable(f"chain {chain}: its head's node {node.name} isn't there")
+                raise ChainUnavailable(f"chain {chain} has no serving replica")
             await self._routing.wait_change(left)
 
     async def _connection(self, node: NodeRecord) -> Connection:

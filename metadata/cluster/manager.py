@@ -121,6 +121,7 @@ class Manager:
         self._said: set[object] = set()  # what was logged once already
         self._usage_s = float("-inf")
         self._wake_recorder = asyncio.Event()
+        self._wake_alive = asyncio.Event()
 
     @property
     def view(self) -> View:
@@ -226,6 +227,7 @@ class Manager:
             group.create_task(self._watch())
             group.create_task(self._tick())
             group.create_task(self._record())
+            group.create_task(self._keep_alive())
 
     async def _follow_lease(self) -> None:
         term = 0
@@ -234,28 +236,24 @@ class Manager:
             await _survive(self._enter_term())
 
     async def _watch(self) -> None:
-        """Judges who is there, as often as that may change."""
+        """Judges who is there, as often as that may change. Waits for nothing else: when it is late, so was
+        the whole process."""
         period_s = min(self.failure_timeout_s / 10, 0.25)
         while True:
             now = self.now_s()
             await asyncio.sleep(min(period_s, max(0.001, self._presences.next_change_s(now) - now)))
             forgiven_s = self._presences.tick(self.now_s())
-            if not self.lease.primary:
-                continue
-            if self._term != self.lease.term:
-                await _survive(self._enter_term())
+            if not self.lease.primary or self._term != self.lease.term:
                 continue
             if forgiven_s:
-                log.warning(
-                    "this process was held up for %.1f s: silence of that time isn't counted", forgiven_s
-                )
+                log.warning("this process was held up for %.1f s: that silence isn't counted", forgiven_s)
             self._look_at_view()
             self._judge_presence()
-            await _survive(self._store_presence())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            await _survive(self._enter_term())  # again, if the store failed when the term began
             if self.lease.primary and self._term == self.lease.term:
                 await _survive(self.records_changed())
                 self._chains.look_again(self.view, self.now_s())
@@ -263,6 +261,14 @@ class Manager:
                 await _survive(self._load_fences())
                 await _survive(self._save_usage())
                 await _survive(self._commands.tick())
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await self._wake_alive.wait()
+            self._wake_alive.clear()
+            if not await _survive(self._store_presence()):
+                await asyncio.sleep(TICK_S)
+                self._wake_alive.set()
 
     async def _record(self) -> None:
         """Commits RECORD decisions, many in one transaction."""
@@ -296,12 +302,13 @@ class Manager:
 
     async def _register(self, request: RegisterNode) -> RegisterNodeReply:
         node = await self._registry.register(request, self._is_gone)
+        await self._routing.refresh()  # from now on the one before is refused
         now = self.now_s()
         self._presences.registered(node.id, node.incarnation, now)
         state = self.nodes.get(node.id)
         if state is None or state.incarnation < node.incarnation:
             self.nodes[node.id] = NodeState(node.incarnation, now)
-        await self.records_changed()
+        self._look_at_view()
         log.info("node %s (%d) registered, incarnation %d", node.name, node.id, node.incarnation)
         return RegisterNodeReply(
             node=node.id,
@@ -503,11 +510,17 @@ class Manager:
             if self._judged.get(node.id) != judged:
                 self._judged[node.id] = judged
                 changed |= self.view.chains_of(node.id)
+            if (node.alive and not judged[1] and judged[2]) or (
+                not node.alive and judged[1] and node.control
+            ):
+                self._wake_alive.set()
         self._look(changed)
 
     async def _store_presence(self) -> None:
         """`alive` in the records, for clients."""
         changed = False
+        if not self.lease.primary or self._term != self.lease.term:
+            return
         for node in list(self.view.nodes.values()):
             _, here, lapsed = self._judged.get(node.id, (0, False, False))
             if node.alive and not here and lapsed:
