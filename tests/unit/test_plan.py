@@ -308,6 +308,19 @@ def test_undo_takes_back_what_has_not_left() -> None:
         assert change.goal == cluster.chains[change.chain].goal
 
 
+def test_undo_gives_up_what_has_not_begun_before_what_is_ill() -> None:
+    cluster = build(5, tables=((3, 8),))
+    change = plans.drain(cluster, {2}).changes[0]
+    old = cluster.chains[change.chain]
+    ill = next(t for t in old.goal if t in change.goal)
+    chains = {
+        **cluster.chains,
+        old.id: dataclasses.replace(old, goal=change.goal, serving=old.serving - {ill}),
+    }
+    undone = plans.undo_drain(Cluster(cluster.nodes, cluster.devices, cluster.homes, chains), 2)
+    assert [c.goal for c in undone.changes] == [old.goal]
+
+
 # --- replace ------------------------------------------------------------------------------------------
 
 
