@@ -45,7 +45,7 @@ void Replica::Machine::lease_received(uint64_t until_ms) {
 // half of it left means that the manager doesn't answer.
 void Replica::Machine::ask_leases() {
   const uint64_t lease_ms = options_.peer_lease_ms;
-  if (!acts() || !on_path() || manager_lease_until_ms_ > now_ms_ + lease_ms * 5 / 2) return;
+  if (lease_ms == 0 || !acts() || !on_path() || manager_lease_until_ms_ > now_ms_ + lease_ms * 5 / 2) return;
   if (leases_asked_ms_ != 0 && now_ms_ - leases_asked_ms_ < lease_ms / 3) return;
   leases_asked_ms_ = now_ms_;
   for (uint32_t i = 0; i < path_count_; i++) {
