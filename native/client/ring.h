@@ -120,6 +120,7 @@ class Ring {
   wire::Context context_of(const Slot& slot, uint32_t handle, const Chain* chain);
   void push_read(Link& link, uint32_t index, const wire::Context& context);
   void push_update(Link& link, uint32_t index, const wire::Context& context);
+  void report_damage(Link& link, uint32_t index);
   void push_exists(Link& link, uint32_t index, const wire::Context& context);
   void push_last_chunk(Link& link, uint32_t index, const wire::Context& context);
   void release_tokens();

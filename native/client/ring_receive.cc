@@ -244,7 +244,10 @@ void Ring::finish_read(Link& link, uint32_t index) {
   note_latency(link, slot);
   detach(index);
   check_granules(link, slot, reply.bytes);
-  if (!link.granules_sound) return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
+  if (!link.granules_sound) {
+    report_damage(link, index);
+    return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
+  }
   if (slot.is_hedge()) {
     const uint32_t asked = slot.hedge_of;
     const bool won = win_by_hedge(index);

@@ -253,6 +253,28 @@ void Ring::push_read(Link& link, uint32_t index, const wire::Context& context) {
   link.connection().queue.push(Type::kRead, request_id(index, slot), read);
 }
 
+// The server is asked for the same bytes again, to be compared with its checksums at rest: if they
+// differ there too, its replica is repaired. Nobody waits for this answer: the try has ended, so it
+// comes late.
+void Ring::report_damage(Link& link, uint32_t index) {
+  const Slot& slot = slots_[index];
+  auto handle = link.capability(slot.sqe.capability);
+  if (!handle.ok()) return;  // dropped: nothing more may be asked under it
+  wire::Read read{};
+  read.context = context_of(slot, *handle, routing_->chain(ChainId(slot.sqe.chain)));
+  read.context.priority = 255;
+  std::memcpy(read.key, slot.sqe.key, sizeof read.key);
+  read.offset = slot.sqe.offset;
+  read.length = slot.sqe.length;
+  read.flags = wire::kReadVerifyWhole;
+  read.bulk.length = slot.sqe.length;
+  read.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kInline);
+  Slot ended = slot;
+  ended.serial--;
+  link.connection().queue.push(Type::kRead, request_id(index, ended), read);
+  mark_dirty(link);
+}
+
 void Ring::push_update(Link& link, uint32_t index, const wire::Context& context) {
   Slot& slot = slots_[index];
   const ffs_sqe& sqe = slot.sqe;

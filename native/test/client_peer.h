@@ -259,14 +259,17 @@ struct Bench {
   std::unique_ptr<Ring> ring;
   uint32_t capability = 0;
 
-  explicit Bench(const std::vector<Peer*>& replicas, TransportChoice transport = TransportChoice::kTcp,
-                 uint32_t entries = 64, uint64_t iov_bytes = 1 << 20) {
+  explicit Bench(
+      const std::vector<Peer*>& replicas, TransportChoice transport = TransportChoice::kTcp,
+      uint32_t entries = 64, uint64_t iov_bytes = 1 << 20,
+      const std::function<void(ClientOptions&)>& choose = [](ClientOptions&) {}) {
     ClientOptions options;
     options.transport = transport;
     options.client = ClientId(7);
     options.request_timeout_ms = 10000;
     options.try_timeout_ms = 150;
     options.connect_timeout_ms = 500;
+    choose(options);
     client = std::make_shared<Client>(options, *net::host_id());
     route(1, replicas);
     const std::vector<uint8_t> bytes(sizeof(wire::Capability), 1);
@@ -282,16 +285,19 @@ struct Bench {
     FFS_CHECK(IovRegistry::remove(iov.get()).ok());
   }
 
-  void route(uint64_t epoch, const std::vector<Peer*>& replicas) {
+  // Chain 5 over these; `counter` of its version is the epoch unless given.
+  void route(uint64_t epoch, const std::vector<Peer*>& replicas, const std::vector<uint8_t>& states = {},
+             const std::vector<bool>& away = {}, uint32_t counter = 0, uint64_t first_target = 100) {
     std::vector<ffs_target_route> targets(replicas.size());
     ffs_chain_route chain{};
     chain.chain = 5;
     chain.term = 1;
-    chain.counter = static_cast<uint32_t>(epoch);
+    chain.counter = counter != 0 ? counter : static_cast<uint32_t>(epoch);
     chain.member_count = static_cast<uint32_t>(replicas.size());
     for (size_t i = 0; i < replicas.size(); i++) {
-      targets[i].target = chain.members[i] = 100 + i;
-      chain.states[i] = FFS_SERVING;
+      targets[i].target = chain.members[i] = first_target + i;
+      chain.states[i] = i < states.size() ? states[i] : uint8_t{FFS_SERVING};
+      targets[i].away = i < away.size() && away[i];
       targets[i].port = replicas[i]->port;
       std::snprintf(targets[i].host, sizeof targets[i].host, "127.0.0.1");
       std::snprintf(targets[i].host_id, sizeof targets[i].host_id, "%s", client->host_id().c_str());

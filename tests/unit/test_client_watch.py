@@ -20,7 +20,8 @@ from ffs.errors import ShutDown
 from ffs.proto.cluster import ChainRoute, GetRouting, RoutingReply, TargetRoute
 from ffs.proto.common import Message
 from ffs.rpc.address import Address
-from ffs.rpc.server import Peer, Server
+from ffs.rpc.handshake import Peer
+from ffs.rpc.server import Server
 
 CLUSTER = bytes(range(16))
 
