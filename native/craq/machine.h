@@ -245,6 +245,7 @@ struct Watched {
 uint32_t path_of(const ChainConfig& config);
 uint32_t index_of(const ChainConfig& config, TargetId target);  // member_count if it isn't named
 bool serves(const ChainConfig& config, TargetId target);
+bool syncs(const ChainConfig& config, TargetId target);
 
 class Replica::Machine final : public SyncHost {
  public:
@@ -448,7 +449,7 @@ class Replica::Machine final : public SyncHost {
   // --- restart.cc
   void persist_proposal();
   void persist_recorded();
-  void stand_down(Reason reason);
+  void stand_down();
   void outgrown_by(const ChainConfig& config);
   bool poisoned() const { return phase_ == Phase::failed && reason_ == Reason::device_failed; }
   void adopt();

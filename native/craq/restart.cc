@@ -68,6 +68,11 @@ bool serves(const ChainConfig& config, TargetId target) {
   return index_of(config, target) < path_of(config);
 }
 
+bool syncs(const ChainConfig& config, TargetId target) {
+  const uint32_t i = index_of(config, target);
+  return i < config.member_count && config.members[i].state == MemberState::syncing;
+}
+
 TargetId Replica::Machine::syncing_member() const {
   if (path_count_ >= config_.member_count) return TargetId{};
   const Member& behind = config_.members[path_count_];
@@ -83,17 +88,20 @@ void Replica::Machine::proposed(const ChainConfig& config) {
     if (durable) out_->push_back(ProposalPersisted{config.version});
     return;
   }
+  // What is durable here tells the manager which versions this target has been a part of: one that has no
+  // part in the chain keeps no proposal that leaves it out.
+  const bool takes_part = serves(config, self_) || syncs(config, self_);
+  if (!takes_part && !on_path()) return;
   proposal_ = config;
   proposal_waits_ = true;
-  if (!serves(config, self_) && !is(Mutant::keep_serving_when_left_out)) stand_down(Reason::left_out);
+  if (!serves(config, self_) && !is(Mutant::keep_serving_when_left_out)) stand_down();
   persist_proposal();
 }
 
 // The chain may go on without this member as soon as this proposal is durable here.
-void Replica::Machine::stand_down(Reason reason) {
+void Replica::Machine::stand_down() {
   recorded_waits_ = false;
-  const bool takes_part = config_.version != ChainVersion{} && on_path();
-  if (takes_part && phase_ != Phase::offline && phase_ != Phase::failed) go_offline(reason);
+  if (on_path() && phase_ != Phase::offline && phase_ != Phase::failed) go_offline(Reason::left_out);
 }
 
 // Once it is durable here, the chain may go on without those that it leaves out: not before the leases
@@ -119,17 +127,16 @@ void Replica::Machine::recorded(const ChainConfig& config) {
   if (config.version <= std::max({config_.version, next_config_.version, start_floor_})) return;
   next_config_ = config;
   const uint32_t path = path_of(config);
-  const uint32_t mine = index_of(config, self_);
-  const bool syncs = mine < config.member_count && config.members[mine].state == MemberState::syncing;
+  const bool filled = syncs(config, self_);
   recorded_waits_ = false;
   if (proposal_.version <= config.version) proposal_waits_ = false;
-  if (phase_ == Phase::failed && !syncs) return;  // diverged: only a sync cures it
+  if (phase_ == Phase::failed && !filled) return;  // diverged: only a sync cures it
   if (path == 0) return go_offline(Reason::members_incomplete);
-  if (mine >= path && !syncs) return go_offline(Reason::not_a_member);
+  if (!serves(config, self_) && !filled) return go_offline(Reason::not_a_member);
   const bool left_out = proposal_.version > config.version && !serves(proposal_, self_);
-  if (left_out && !syncs && !is(Mutant::keep_serving_when_left_out)) return go_offline(Reason::left_out);
+  if (left_out && !filled && !is(Mutant::keep_serving_when_left_out)) return go_offline(Reason::left_out);
   recorded_waits_ = true;
-  if (syncs || phase_ == Phase::failed) keeps_serving_ = false;
+  if (filled || phase_ == Phase::failed) keeps_serving_ = false;
   if (now_ms_ < start_hold_until_ms_) return go_offline(Reason::start_hold);
   persist_recorded();
 }

@@ -346,6 +346,19 @@ TEST_CASE(
   CHECK(all_serve(w, {0, 1}));
 }
 
+TEST_CASE("a target that has no part in a chain keeps no proposal that leaves it out") {
+  Wired w(3);
+  w.begin({0, 1});
+  for (uint32_t i : {0u, 1u}) w.propose(i, w.config(2, {0}, {}, {1, 2}));
+  w.propose(2, w.config(2, {0}, {}, {1, 2}));  // it would look as if it had been a part of it
+  w.settle();
+  CHECK(w.replica(1).status().persisted.proposed == ChainVersion{1, 2});
+  CHECK(w.replica(2).status().persisted.proposed == ChainVersion{});
+  w.propose(2, w.config(3, {0}, {2}, {1}));
+  w.settle();
+  CHECK(w.replica(2).status().persisted.proposed == ChainVersion{1, 3});
+}
+
 bool serves_although_left_out(Mutant mutant) {
   Wired w(2, mutant);
   w.begin({0, 1});
