@@ -41,11 +41,12 @@ class Caller:
         deadline, and OutcomeUnknown instead if a mutation may have been carried out.
         """
         body = encode_message(request)
+        policy = policy or self.policy
         progress: _Progress | None = None
         while True:
             at = self.link.at
             try:
-                message = self.link.exchange(body)
+                message = self.link.exchange(body, policy.reply_timeout_s)
             except FfsError as failure:
                 error, retry_after_s = failure, 0.0
             else:
@@ -55,7 +56,7 @@ class Caller:
                     raise ProtocolError(f"{type(request).__name__} is answered by {type(message).__name__}")
                 error, retry_after_s = to_error(message), message.retry_after_ms / 1000
             if progress is None:
-                progress = _Progress(policy or self.policy, mutation, len(self.link.servers))
+                progress = _Progress(policy, mutation, len(self.link.servers))
             try:
                 step = progress.after(error, retry_after_s)
             finally:

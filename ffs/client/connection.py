@@ -42,8 +42,10 @@ class Link:
         self._connection: BlockingConnection | None = None
         self._closed = False
 
-    def exchange(self, body: bytes) -> Message:
+    def exchange(self, body: bytes, reply_timeout_s: float | None = None) -> Message:
         """Send one request and wait for its reply, which may be an ErrorReply. Blocking.
+
+        `reply_timeout_s`: how long; None: as the options say.
 
         Raises Unreachable (it wasn't sent); ConnectionLost, DeadlineExceeded, ShutDown (perhaps it was);
         WrongCluster, Unauthenticated, VersionMismatch, ProtocolError.
@@ -51,7 +53,8 @@ class Link:
         connection = self._connection
         if connection is None or connection.lost is not None:
             connection = self.connect()
-        bodies = connection.exchange((body,), time.monotonic() + self.options.reply_timeout_s)
+        timeout_s = self.options.reply_timeout_s if reply_timeout_s is None else reply_timeout_s
+        bodies = connection.exchange((body,), time.monotonic() + timeout_s)
         return decode_message(bodies[0])
 
     def connect(self) -> BlockingConnection:

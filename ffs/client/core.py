@@ -5,10 +5,12 @@ A `Client` holds one core and gets a fresh one in a child of fork. Thread-safe.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,11 +21,13 @@ from ffs.client.retry import Policy
 from ffs.client.routing import Routing
 from ffs.client.session import Renewer, Session, open_session
 from ffs.client.watch import Watch
-from ffs.errors import Fenced, ShutDown, Unreachable
+from ffs.errors import ConnectionLost, DeadlineExceeded, Fenced, ShutDown, Unreachable
 from ffs.proto import meta
 from ffs.proto.common import Creds, Message
 
 M = TypeVar("M", bound=Message)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Core:
         self.creds = Creds(os.geteuid(), os.getegid(), tuple(os.getgroups()))
         self.umask = read_umask()
         self.closed = False
+        self._away_until = 0.0
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._renewer: Renewer | None = None
@@ -92,12 +97,24 @@ class Core:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def ask(self, request: meta.Request, reply: type[M]) -> M:
+    def ask(self, request: meta.Request, reply: type[M], policy: Policy | None = None) -> M:
         """Carry out a request that changes nothing. Blocking; raises as Caller.call."""
         if self.closed:
             raise ShutDown(_CLOSED)
         request.creds = self.creds
-        return self.caller.call(request, reply)
+        return self.caller.call(request, reply, policy=policy)
+
+    def ask_if_there(self, request: meta.Request, reply: type[M]) -> M | None:
+        """`ask` for what one can do without: None if no metadata service answers soon, and at once for a
+        while after that. Blocking, a few seconds at most."""
+        if time.monotonic() < self._away_until:
+            return None
+        try:
+            return self.ask(request, reply, _SOON)
+        except (Unreachable, ConnectionLost, DeadlineExceeded) as error:
+            self._away_until = time.monotonic() + _AWAY_S
+            _log.info("no metadata service answers: %s", error)
+            return None
 
     def change(self, request: meta.Request, reply: type[M]) -> M:
         """Carry out a mutation that no open file is part of, under a new session if ours is over."""
@@ -174,6 +191,9 @@ class Core:
         self.watch.abandon()
         self.link.abandon()
 
+
+_SOON = Policy(deadline_s=3.0, reply_timeout_s=3.0)
+_AWAY_S = 5.0
 
 _CLOSED = "the client is closed; connect again"
 

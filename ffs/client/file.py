@@ -211,7 +211,7 @@ class File(io.RawIOBase):
         """`size` bytes (None: to the end), fewer only at the end."""
         handle = self._open_file
         if offset >= handle.length:
-            handle.look()
+            handle.look_beyond()
         left = max(handle.length - offset, 0)
         whole = self._read_exactly(offset, left if size is None else min(left, size))
         if size is not None or len(whole) < left or not whole:

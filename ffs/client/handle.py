@@ -166,13 +166,14 @@ class OpenFile:
     def read_at(self, offset: int, out: Bytes) -> int:
         """Fill `out` from `offset`; returns the bytes read: fewer at the end of the file, 0 beyond it.
 
-        The end is asked of the service before 0 is returned. Blocking.
+        The end is asked of the service before 0 is returned; where none answers, the known end stands.
+        Blocking.
         """
         from ffs.client import transfer
 
         for _ in range(_MAX_TURNS):
             if offset >= self.length:
-                self.look()
+                self.look_beyond()
             size = min(len(out), self.length - offset)
             if size <= 0:
                 return 0
@@ -263,10 +264,19 @@ class OpenFile:
 
     def look(self) -> meta.Attributes:
         """Ask for the attributes and take the length. Blocking."""
-        attributes = self._core().ask(meta.Stat(ino=self.ino), meta.StatReply).attributes
+        return self._take_attributes(self._core().ask(meta.Stat(ino=self.ino), meta.StatReply))
+
+    def look_beyond(self) -> None:
+        """A reader is at the end, which may lie further out by now. Without metadata services the known one
+        stands."""
+        reply = self._core().ask_if_there(meta.Stat(ino=self.ino), meta.StatReply)
+        if reply is not None:
+            self._take_attributes(reply)
+
+    def _take_attributes(self, reply: meta.StatReply) -> meta.Attributes:
         with self._lock:
-            self.length = max(attributes.length, self._unreported_end)
-        return attributes
+            self.length = max(reply.attributes.length, self._unreported_end)
+        return reply.attributes
 
     def report(self) -> None:
         """Publish the length of what was written. On return, who opens the file sees it. Blocking."""

@@ -54,6 +54,8 @@ class Policy:
     deadline_s: float = 30.0
     first_delay_s: float = 0.01
     most_delay_s: float = 1.0
+    reply_timeout_s: float | None = None
+    """Of one attempt; None: the connection's own."""
 
 
 @dataclass(frozen=True, slots=True)
