@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim_checks import History
 from sim_model import Config, Shadow, Violation
-from sim_wire import Chain, Outcome, RetryDump, Store
+from sim_wire import Chain, Outcome, RetryDump, Store, short
 
 PENDING, DONE, REFUSED = 1, 2, 3
 
@@ -44,14 +44,18 @@ def promoted(h: History, s: Shadow, source: Shadow, here: Store, there: Store, w
     """I7: `s` has all that its predecessor `source` has committed (and perhaps what that has pending)."""
     for key, c in h.chunks.items():
         mine, its = s.durable_position.get(key, 0), source.position.get(key, 0)
-        if mine < its and c.states[mine] == c.states[its] == (False, b""):
-            continue  # created and removed meanwhile: no chunk here, no chunk there
-        if mine < its:
-            raise Violation(f"I7: {s} {what} with position {mine} of {key.hex()}, {source} is at {its}")
+        if mine >= its:
+            continue
+        if not c.states[mine][0] and not c.states[its][0]:
+            # Created and removed meanwhile: there was nothing to send.
+            s.position[key] = max(its, s.position.get(key, 0))
+            s.durable_position[key] = its
+        elif not any(h.has(s, key, v) for v, position in c.positions.items() if position == its):
+            raise Violation(f"I7: {s} {what} with position {mine} of {short(key)}, {source} is at {its}")
     for who, entry in there.retry.items():
         if who[0] not in h.fenced and not _covers(here.retry.get(who), entry):
             raise Violation(f"I7: {s} {what} with retry entry {here.retry.get(who)}, {source} has {entry}")
-    for space, epoch in there.epochs.items():
+    for space, epoch in h.least_epoch.items():  # acknowledged; one on its way comes down once more
         if here.epochs.get(space, 0) < epoch:
             raise Violation(f"I7: {s} {what} with epoch {here.epochs.get(space, 0)} of {space}, not {epoch}")
 

@@ -58,7 +58,8 @@ class History:
         elif r.kind == RecordKind.COMMIT:
             s.position[r.key] = self._committed(s, r)
         elif r.kind == RecordKind.REFUSE:
-            if self._known(r):
+            acts = self.current in self.versions and s.target in self.versions[self.current].serving
+            if acts and self._known(r):
                 raise Violation(f"I1: {s} refuses the committed {r.version} ({r.outcome.name})")
         elif r.kind == RecordKind.INSTALL:
             s.position[r.key] = self._installed(s, r)
@@ -241,8 +242,9 @@ class History:
 
     # ---- loss ---------------------------------------------------------------------------------
 
-    def led_by(self, s: Shadow) -> None:
+    def led_by(self, s: Shadow, epochs: dict[int, int]) -> None:
         """force-lead: what `s` doesn't have is lost, knowingly."""
+        self.least_epoch = {space: min(e, epochs.get(space, 0)) for space, e in self.least_epoch.items()}
         for key, c in self.chunks.items():
             end = s.durable_position.get(key, 0)
             for version, position in list(c.positions.items()):

@@ -41,6 +41,9 @@ class Attempts:
     tries: int = 0
     finished: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.op or self.read or self.last or self.epoch or 'page'}, try {self.tries}"
+
 
 @dataclass(slots=True)
 class Client:
@@ -69,6 +72,16 @@ class Clients:
         for client in self.clients:
             for channel in range(self.world.plan.channels):
                 self.world.at(self.world.rng.randint(100, 300), self._goes_on, client, channel)
+
+    def know_less(self) -> None:
+        """After a forced lead."""
+        known = {key: c.known for key, c in self.world.history.chunks.items()}
+        for a in self.open:
+            for asked in (a.op, a.read):
+                if asked is not None:
+                    asked.lower = min(asked.lower, known.get(asked.key, 0))
+            if a.last is not None:
+                a.last.lower = {k: min(n, known.get(k, 0)) for k, n in a.last.lower.items()}
 
     def is_read(self, token: int) -> bool:
         a = self.tokens[token]

@@ -59,6 +59,14 @@ class Faults:
             if not node.never_back:
                 self.restart(node, node.starts)
 
+    def beyond_repair(self) -> bool:
+        """Whether no rule brings the chain back: nobody whom the record calls serving has its data any more,
+        or the last copy of a chunk is damaged."""
+        world = self.world
+        serving = world.history.versions[world.history.current].serving
+        gone = all(world.history.shadow(t).lost or world.by_target[t].never_back for t in serving)
+        return gone or self.lost_to_rot()
+
     # ---- processes ----------------------------------------------------------------------------
 
     def _crashing(self) -> None:
@@ -211,7 +219,7 @@ class Faults:
         if not keys:
             return
         key = rng.choice(keys)
-        world.say(f"{world.name(node.target)} {key.hex()} rots")
+        world.say(f"{world.name(node.target)} {wire.short(key)} rots")
         node.sim.step(wire.damage(key))
         if node.up and rng.random() < 0.5:
             self._found(node, key, store.chunks[key].version)
@@ -221,11 +229,8 @@ class Faults:
         world = self.world
         world.arrive(node, lambda n: world.step(n, wire.damaged(n.clock(), key, version)))
 
-    def repaired(self, node: Node, key: bytes, version: Version, ok: bool) -> None:
+    def repaired(self, ok: bool) -> None:
         self.repairs += ok
-        chunk = node.sim.dump().store.chunks.get(key)
-        if ok and chunk is not None and chunk.version == version and chunk.damaged:
-            raise Violation(f"target {node.target} says that it repaired {key.hex()}, it is still damaged")
 
     def _scrubbing(self) -> None:
         """Finds all damage of one node, and compares it with its predecessor."""

@@ -63,6 +63,12 @@ def members_of(record: ChainRecord) -> tuple[tuple[int, int, int], ...]:
     )
 
 
+def describe(record: ChainRecord) -> str:
+    """For traces: [0]s1 is target 11, serving under incarnation 1."""
+    letters = {Member.SERVING: "s", Member.SYNCING: "y", Member.OFFLINE: "-"}
+    return " ".join(f"[{t - 11}]{letters[Member(s)]}{i}" for t, s, i in members_of(record))
+
+
 class Manager:
     """One process. `endpoint` is its number in the network, below 0."""
 
@@ -88,7 +94,8 @@ class Manager:
         self.term = 0
         self.presences = Presences(self.world.plan.timeout_ms / 1000)
         self.reports: dict[int, tuple[int, TargetReport]] = {}
-        self.proposal: Proposal | None = None
+        self.proposal: Proposal | None = None  # the last one, live or not: no version is used twice
+        self.live: Proposal | None = None
         self.proposed_s = 0.0
         self.withhold: tuple[int, ...] = ()
         self.changed_s = 0.0
@@ -160,9 +167,10 @@ class Manager:
             self.proposal,
             self.term,
             quiet=now_s - self.changed_s > timeout_s / 2,
-            overdue=self.proposal is not None and now_s - self.proposed_s > timeout_s,
+            overdue=self.live is not None and now_s - self.proposed_s > timeout_s,
         )
         self.withhold = d.withhold
+        self.live = d.proposal
         if d.action is Action.PROPOSE:
             self.proposal = d.proposal
             self.proposed_s = self.changed_s = now_s
@@ -172,14 +180,12 @@ class Manager:
             assert d.proposal is not None
             self._tell(d, "records")
             self._commit(d.proposal)
-        elif d.proposal is None:
-            self.proposal = None
 
     def _tell(self, d: Decision, what: str) -> None:
         assert d.proposal is not None
         if self.world.trace is not None:
             p = d.proposal.next
-            self.say(f"{what} {version_of(p)} {members_of(p)}: {d.reason}")
+            self.say(f"{what} {wire.dotted(version_of(p))} {describe(p)}: {d.reason}")
 
     def _seat(self, target: int, now_s: float) -> Seat:
         incarnation = self.incarnations.get(target, 0)
@@ -247,7 +253,12 @@ class Manager:
         )
 
     def heartbeat(self, node: Node, starts: int, incarnation: int, asked: int, report: TargetReport) -> None:
-        if self.incarnations.get(node.target) != incarnation:
+        known = self.incarnations.get(node.target, 0)
+        if known != incarnation:
+            if known > incarnation:
+                self.world.network.once(
+                    self.endpoint, node.target, self.world.arrive_in, node, starts, self.group.superseded
+                )
             return
         now_s = self.clock_s()
         self.presences.heard(node.target, incarnation, now_s)
@@ -270,10 +281,12 @@ class Manager:
         known = target in self.record.members or target in goal_of(self.record)
         if self.record.counter and known and incarnation_in(self.record, target) in (0, now):
             routes.append((False, self.record))
-        p = self.proposal
+        p = self.live
         if p is not None and p.version > version_of(self.record):
-            concerned = target in serving_of(self.record) or incarnation_in(p.next, target) == now
-            if concerned:
+            # One that lost its memory isn't told that it is left out: having made that durable, it would
+            # look like one that has what was recorded, though its device may have been wiped.
+            stands_down = target in serving_of(self.record) and incarnation_in(self.record, target) == now
+            if stands_down or incarnation_in(p.next, target) == now:
                 routes.append((True, p.next))
         return tuple(routes)
 
@@ -322,11 +335,16 @@ class Managers:
         self.store.record = after
         self.changes += 1
         version = version_of(after)
-        world.say(f"recorded: {version} {members_of(after)}")
+        world.say(f"recorded: {wire.dotted(version)} {describe(after)}")
         sim_chain.recorded(world.history, version, Config(serving_of(after), syncing_of(after)))
         if before.counter == 0:
             return
         old = serving_of(before)
+        if before.forced:
+            lead = world.by_target[before.forced]
+            world.history.led_by(world.history.shadow(lead.target), lead.sim.dump().store.epochs)
+            world.clients.know_less()
+            old = (lead.target,)
         for target in serving_of(after):
             if target not in old:
                 self.promotions[version] = (target, old[-1])
@@ -375,8 +393,10 @@ class Managers:
         if node.incarnation == 0:
             node.incarnation = incarnation
             self._beating(node, node.starts)
-        elif incarnation > node.incarnation:
-            node.incarnation = incarnation  # it asked twice, and both were done
+
+    def superseded(self, node: Node) -> None:
+        """It isn't the registered incarnation: it ends, and is started again."""
+        self.world.faults.crash(node, 1000, self.world.rng.randint(1, 100))
 
     def _beating(self, node: Node, starts: int) -> None:
         if node.starts != starts or not node.up:
@@ -425,7 +445,7 @@ class Managers:
         """Nodes wait for changes of their configuration."""
         world = self.world
         for node in world.nodes:
-            if node.up:
+            if node.up and node.incarnation == manager.incarnations.get(node.target, 0):
                 config = manager.config_of(node.target)
                 world.network.once(
                     manager.endpoint, node.target, world.arrive_in, node, node.starts, self.configured,
@@ -493,6 +513,25 @@ class Managers:
             self.store.record = replace(record, wanted=tuple(goal))
         world.at(int(rng.expovariate(1 / world.plan.moves_every_ms)) + 1, self._moving)
 
+    def force_lead(self) -> bool:
+        """If all that serve in the recorded version have lost their data, an operator makes another member
+        lead. False: there is none, or no need."""
+        world, record = self.world, self.store.record
+        shadows = [world.history.shadow(t) for t in serving_of(record)]
+        if record.counter == 0 or not all(s.lost or world.by_target[s.target].never_back for s in shadows):
+            return False
+        others = [t for t in record.members if t not in serving_of(record)]
+        usable = [
+            t
+            for t in others
+            if not world.by_target[t].never_back and world.history.shadow(t).adopted != (0, 0)
+        ]
+        if not usable:
+            return False
+        world.say(f"force-lead: {usable[0]}")
+        self.store.record = replace(record, forced=usable[0])
+        return True
+
     # ---- the end -------------------------------------------------------------------------------------------
 
     def goal(self) -> tuple[int, ...] | str:
@@ -513,5 +552,5 @@ class Managers:
         for m in self.processes:
             if m.term:
                 reports = {t: (i, (r.reason, r.state)) for t, (i, r) in m.reports.items()}
-                parts.append(f"manager {-m.endpoint} term {m.term} proposal {m.proposal} reports {reports}")
+                parts.append(f"manager {-m.endpoint} term {m.term} proposal {m.live} reports {reports}")
         return "; ".join(parts)

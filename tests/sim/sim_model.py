@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sim_wire import NONE, Chain, Identity, Kind, Outcome, Record, Version
+from sim_wire import NONE, Chain, Identity, Kind, Outcome, Record, Version, dotted, short
 
 CONTENT = tuple[bool, bytes]  # exists, bytes
 ABSENT: CONTENT = (False, b"")
@@ -33,6 +33,10 @@ class Op:
     refused: bool = False
     answered: Outcome | None = None
 
+    def __str__(self) -> str:
+        what = f"{self.offset}+{self.length} {self.payload.hex()}"
+        return f"{self.kind.name} {short(self.key)} by {dotted(self.identity)} {what} from {self.lower}"
+
 
 @dataclass(slots=True)
 class Asked:
@@ -42,6 +46,9 @@ class Asked:
     lower: int
     uncommitted_ok: bool = False
     facts_only: bool = False
+
+    def __str__(self) -> str:
+        return f"READ {short(self.key)} from {self.lower}"
 
 
 @dataclass(slots=True)

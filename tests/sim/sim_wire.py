@@ -186,6 +186,13 @@ class Reply(NamedTuple):
     count: int
     content: bytes
 
+    def __str__(self) -> str:
+        why = f" ({Reason(self.reason).name.lower()})" if self.reason else ""
+        return (
+            f"{self.outcome.name}{why} in {dotted(self.chain)}: {short(self.key)} {dotted(self.version)} "
+            f"{self.content.hex()}"
+        )
+
 
 class Record(NamedTuple):
     kind: RecordKind
@@ -198,6 +205,17 @@ class Record(NamedTuple):
     update_kind: int
     exists: bool
     content: bytes
+
+    def __str__(self) -> str:
+        kind = self.kind.name.lower()
+        if self.kind == RecordKind.CHAIN:
+            return f"{kind} adopted {dotted(self.version[:2])} proposed {dotted(self.base[:2])}"
+        who = f" by {dotted(self.identity)}" if any(self.identity) else ""
+        outcome = f" {self.outcome.name}" if self.outcome else ""
+        content = " removal" if self.removal else f" {self.content.hex()}"
+        return (
+            f"{kind}{outcome} {short(self.key)} {dotted(self.version)} on {dotted(self.base)}{who}{content}"
+        )
 
 
 class ChunkDump(NamedTuple):
@@ -259,6 +277,15 @@ def key_of(space: int, index: int) -> bytes:
 
 def space_of(key: bytes) -> int:
     return int.from_bytes(key[:8], "big")
+
+
+def short(key: bytes) -> str:
+    """For traces."""
+    return f"{space_of(key)}/{int.from_bytes(key[8:], 'big')}" if any(key) else "-"
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version)) if any(version) else "-"
 
 
 # ---- events ---------------------------------------------------------------------------------
