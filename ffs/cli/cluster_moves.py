@@ -73,7 +73,9 @@ def add_verbs(verbs: Commands) -> None:
         "let a replica lead a chain whose better ones are lost: DATA MAY BE LOST",
         json_option=True,
     )
-    force.add_argument("target", metavar="TARGET", type=int, help="id (ffs cluster chains --unhealthy)")
+    force.add_argument(
+        "targets", metavar="TARGET", nargs="+", type=int, help="id (ffs cluster chains --unhealthy)"
+    )
     force.add_argument(
         "--yes", action="store_true", help="don't ask: the other members' hosts are off for good"
     )
@@ -157,18 +159,20 @@ def run_replace(args: argparse.Namespace) -> int:
 
 def run_force_lead(args: argparse.Namespace) -> int:
     with connect(args) as client:
-        asked = client.core.caller.call(ForceLead(target=args.target), ForceLeadReply)
+        call = client.core.caller.call
+        asked = {target: call(ForceLead(target=target), ForceLeadReply) for target in args.targets}
         if not args.json:
-            print("\n".join(warning(args.target, asked)), file=sys.stderr)
-        if not args.yes and not _confirmed(asked):
+            print("\n".join(line for item in asked.items() for line in warning(*item)), file=sys.stderr)
+        if not args.yes and not _confirmed():
             raise InvalidArgument("not confirmed: nothing was done")
-        done = client.core.caller.call(ForceLead(target=args.target, confirmed=True), ForceLeadReply)
-        while not (chain := _look(client).chains[done.chain]).writable:
-            time.sleep(POLL_S)
-        if args.json:
-            print_json({"target": args.target, "chain": chain.id, "writable": True})
-        else:
-            print(f"chain {chain.id} is led by target {args.target}")
+        for target in args.targets:
+            done = call(ForceLead(target=target, confirmed=True), ForceLeadReply)
+            while not _look(client).chains[done.chain].writable:
+                time.sleep(POLL_S)
+            if args.json:
+                print_json({"target": target, "chain": done.chain, "writable": True})
+            else:
+                print(f"chain {done.chain} is led by target {target}", flush=True)
     return 0
 
 
@@ -191,11 +195,9 @@ def warning(target: int, asked: ForceLeadReply) -> list[str]:
     return lines
 
 
-def _confirmed(asked: ForceLeadReply) -> bool:
+def _confirmed() -> bool:
     if not sys.stdin.isatty():
-        raise InvalidArgument(
-            f"chain {asked.chain}: asks for a confirmation on a terminal; in a script give --yes"
-        )
+        raise InvalidArgument("force-lead asks for a confirmation on a terminal: in a script give --yes")
     return input("Type 'lead' to go on: ").strip() == "lead"
 
 
@@ -314,10 +316,11 @@ class Watch:
 
     def _say_what_is_waited_for(self, view: View, chains: list[ChainView]) -> None:
         if not self._quiet and chains:
-            reason = fold(view, chains[0].reason) or "the manager"
-            print(
-                f"{plural(len(chains), 'chain')} left; chain {chains[0].id} waits: {reason}", file=sys.stderr
-            )
+            first = chains[0]
+            line = f"chain {first.id} waits: {fold(view, first.reason) or 'the manager'}"
+            if not first.writable:
+                line += " (if that can't be, see ffs cluster force-lead)"
+            print(f"{plural(len(chains), 'chain')} left; {line}", file=sys.stderr)
 
     def _draw(self, line: str) -> None:
         self._width = shutil.get_terminal_size().columns - 1

@@ -191,7 +191,7 @@ def node_table(view: View) -> str:
                     *(_device_cells(device) if device is not None else ("-",) * 6),
                 )
             )
-    head = ("node", "name", "state", "domain", "host", "device", "", "size", "free", "targets", "free")
+    head = ("node", "name", "state", "domain", "host", "device", "", "size", "free", "targets", "spare")
     return table(head, rows, right=(7, 8, 9, 10))
 
 

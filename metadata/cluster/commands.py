@@ -218,8 +218,8 @@ class Commands:
         view = self._routing.view
         target = view.targets.get(request.target)
         chain = view.chains.get(target.chain) if target is not None else None
-        if target is None or chain is None or target.id not in chain.members:
-            raise NotFound(f"target {request.target} is a member of no chain (ffs cluster chains)")
+        if target is None or chain is None or target.id not in (*chain.members, *chain.wanted):
+            raise NotFound(f"target {request.target} is in no chain (ffs cluster chains)")
         absent = self._why_forced(view, chain, target.id)
         reply = ForceLeadReply(chain=chain.id, done=False, absent=absent, notes=self._knows(view, target.id))
         if not request.confirmed:

@@ -346,7 +346,7 @@ def test_force_lead_needs_a_confirmation(
     monkeypatch.setattr("sys.stdin.isatty", lambda: tty, raising=False)
     monkeypatch.setattr("builtins.input", lambda text: typed)
     with pytest.raises(InvalidArgument, match="confirm"):
-        run_force_lead(argparse.Namespace(target=30, yes=yes, json=False))
+        run_force_lead(argparse.Namespace(targets=[30], yes=yes, json=False))
     assert [request.confirmed for request in answers.told] == [False]
 
 
@@ -362,7 +362,7 @@ def test_force_lead_confirmed(
     monkeypatch.setattr(cluster_moves, "connect", lambda args: answers)
     monkeypatch.setattr("sys.stdin.isatty", lambda: tty, raising=False)
     monkeypatch.setattr("builtins.input", lambda text: typed)
-    assert run_force_lead(argparse.Namespace(target=30, yes=yes, json=False)) == 0
+    assert run_force_lead(argparse.Namespace(targets=[30], yes=yes, json=False)) == 0
     assert [request.confirmed for request in answers.told] == [False, True]
     assert "chain 4 is led by target 30" in capsys.readouterr().out
 

@@ -614,7 +614,7 @@ def test_force_lead_only_when_nobody_else_can() -> None:
             done = await manager.ask(proto.ForceLead(target=three, confirmed=True))
             assert done.done
             assert manager.view.chains[1].forced == three
-            with pytest.raises(NotFound, match="member of no chain"):
+            with pytest.raises(NotFound, match="is in no chain"):
                 await manager.ask(proto.ForceLead(target=9999))
 
     run(test)
