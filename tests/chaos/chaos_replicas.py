@@ -41,7 +41,7 @@ def replicas(client: ffs.Client, path: str, chunks: int) -> list[dict[int, bytes
                     elif result < 0:
                         raise ffs.FfsError(f"target {target} of chain {chain}", path, errno=-result)
                     else:
-                        held[target] = bytes(iov.view()[: int(done["chunk_length"][0])])
+                        held[target] = iov.numpy()[: int(done["chunk_length"][0])].tobytes()
                 found.append(held)
         iov.close()
     return found
