@@ -447,6 +447,7 @@ class Replica::Machine final : public SyncHost {
   bool owes_below() const;
 
   // --- restart.cc
+  bool meant_for_us(const ChainConfig& config) const;
   void persist_proposal();
   void persist_recorded();
   void stand_down();

@@ -28,7 +28,7 @@ Pending* Replica::Machine::root(const Chunk* c) const {
 
 void Replica::Machine::advance_refusal(Chunk* c) {
   Pending* r = root(c);
-  if (r == nullptr || c->refusing > 0) return;
+  if (r == nullptr || c->refusing > 0 || !acts()) return;   // goes on in the next version
   if (c->staging != nullptr && c->staging->fallen) return;  // until the disk is done with it
   if (!last() && !c->below_refused) {
     r->sent_ms = now_ms_;

@@ -361,6 +361,8 @@ enum class Mutant : uint8_t {
 };
 
 struct Options {
+  uint64_t incarnation =
+      0;  // of this server; what names this target in another one isn't for it. 0: not known
   uint32_t max_pendings = 1024;          // the head numbers no more at a time; others wait
   uint32_t max_pendings_per_chunk = 16;  // the same for one chunk
   uint64_t resend_ms = 500;              // unanswered messages to members are sent again

@@ -79,9 +79,16 @@ TargetId Replica::Machine::syncing_member() const {
   return behind.state == MemberState::syncing ? behind.target : TargetId{};
 }
 
+// A target that restarted may be told what its last incarnation was meant to take part in.
+bool Replica::Machine::meant_for_us(const ChainConfig& config) const {
+  if (!serves(config, self_) && !syncs(config, self_)) return true;
+  const uint64_t named = config.members[index_of(config, self_)].incarnation;
+  return options_.incarnation == 0 || named == options_.incarnation;
+}
+
 void Replica::Machine::proposed(const ChainConfig& config) {
   const ChainVersion decided = std::max({config_.version, next_config_.version, start_floor_});
-  if (poisoned() || config.version <= decided) return;
+  if (poisoned() || config.version <= decided || !meant_for_us(config)) return;
   if (config.version < std::max(record_.proposed, proposal_.version)) return;
   if (config.version == proposal_.version) {
     const bool durable = !proposal_waits_ && persists_ == 0;
@@ -123,7 +130,7 @@ void Replica::Machine::outgrown_by(const ChainConfig& config) {
 
 void Replica::Machine::recorded(const ChainConfig& config) {
   FFS_CHECK(config.member_count <= kMaxReplicas);
-  if (poisoned() || config.version < start_proposed_) return;
+  if (poisoned() || config.version < start_proposed_ || !meant_for_us(config)) return;
   if (config.version <= std::max({config_.version, next_config_.version, start_floor_})) return;
   next_config_ = config;
   const uint32_t path = path_of(config);

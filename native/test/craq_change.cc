@@ -346,6 +346,20 @@ TEST_CASE(
   CHECK(all_serve(w, {0, 1}));
 }
 
+TEST_CASE("what names another incarnation of this target is not for it") {
+  Wired w(2);
+  w.options.incarnation = 2;
+  w.start(1);
+  w.record_all(w.config(1, {0, 1}));  // names incarnation 1 of all
+  w.propose(1, w.config(2, {0}, {1}));
+  w.settle();
+  CHECK(w[1].persists == 0);
+  w.options.incarnation = 1;
+  w.start(1);
+  w.propose(1, w.config(2, {0}, {1}));
+  CHECK(w[1].persists == 1);
+}
+
 TEST_CASE("a target that has no part in a chain keeps no proposal that leaves it out") {
   Wired w(3);
   w.begin({0, 1});
