@@ -469,7 +469,7 @@ ReplicaStatus Replica::Machine::status() const {
   const bool acting = phase_ != Phase::offline && phase_ != Phase::failed && path_count_ > 0;
   if (acting && on_path()) s.state = MemberState::serving;
   if (acting && !on_path()) s.state = MemberState::syncing;
-  sync_source_.fill(&s);
+  if (phase_ != Phase::offline && phase_ != Phase::failed) sync_source_.fill(&s);
   s.damaged = repairer_.damaged_count();
   s.repaired = repairer_.repaired_count();
   return s;

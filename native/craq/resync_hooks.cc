@@ -25,10 +25,12 @@ void Replica::Machine::start_sync_source() {
   sync_source_.start(target.target, config_.members[my_index_].incarnation, target.incarnation);
 }
 
-// The member that this one fills may serve only when it has all, in the incarnation that has it.
+// The member that this one fills may serve only when it has all, in the incarnation that has it. A member that
+// was left out meanwhile (and is to be filled itself) fills nobody any more.
 bool Replica::Machine::may_promote(const ChainConfig& config) const {
   const TargetId target = syncing_member();
-  if (target == TargetId{} || !on_path() || !last() || !serves(config, target)) return true;
+  const bool fills = target != TargetId{} && on_path() && last();
+  if (!fills || !serves(config, self_) || !serves(config, target)) return true;
   return sync_source_.may_promote(target, config.members[index_of(config, target)].incarnation);
 }
 
