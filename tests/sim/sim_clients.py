@@ -57,6 +57,7 @@ class Clients:
     def __init__(self, world: World) -> None:
         self.world = world
         self.tokens: dict[int, Attempts] = {}
+        self.outcomes: dict[int, Outcome] = {}  # of ask_once
         self.token = 0
         self.open: list[Attempts] = []
         self.clients = [Client(i + 1) for i in range(world.plan.clients)]
@@ -72,6 +73,25 @@ class Clients:
         for client in self.clients:
             for channel in range(self.world.plan.channels):
                 self.world.at(self.world.rng.randint(100, 300), self._goes_on, client, channel)
+
+    def submit(self, a: Attempts) -> Attempts:
+        """An operation of a test's own."""
+        self.open.append(a)
+        self._refresh(a.client)
+        self._attempt(a)
+        return a
+
+    def ask_once(self, a: Attempts, node: Node, within_ms: int) -> Outcome | None:
+        """One request to one node; its outcome, or None."""
+        self.token += 1
+        token = self.token
+        self.tokens[token] = a
+        a.finished = True  # nobody repeats it
+        self.world.arrive(node, self._request, a, token, a.client.chain, within_ms)
+        end = self.world.now + 2 * within_ms
+        while token in self.tokens and self.world.now < end:
+            self.world.advance(self.world.now + 5)
+        return self.outcomes.get(token)
 
     def know_less(self) -> None:
         """After a forced lead."""
@@ -241,6 +261,8 @@ class Clients:
         a = self.tokens.pop(reply.token, None)
         if a is None:
             raise Violation(f"token {reply.token} is answered twice")
+        if a.finished:
+            self.outcomes[reply.token] = reply.outcome
         if world.trace is not None:
             world.say(f"{world.name(node.target)} answers {reply} to {a}")
         if a.op is not None:

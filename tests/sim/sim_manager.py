@@ -408,7 +408,7 @@ class Managers:
         world = self.world
         if node.incarnation == 0:
             return
-        report = self._report(node)
+        report = self.report(node)
         for m in self.processes:
             world.network.once(
                 node.target, m.endpoint, m.arrive, m.heartbeat, node, node.starts, node.incarnation,
@@ -425,7 +425,7 @@ class Managers:
         node.news = False
         self._beat(node)
 
-    def _report(self, node: Node) -> TargetReport:
+    def report(self, node: Node) -> TargetReport:
         s = node.sim.status()
         persisted = max(s.proposed, s.adopted)
         state = TargetState.OFFLINE
@@ -512,6 +512,11 @@ class Managers:
             world.say(f"wanted: {goal}")
             self.store.record = replace(record, wanted=tuple(goal))
         world.at(int(rng.expovariate(1 / world.plan.moves_every_ms)) + 1, self._moving)
+
+    def want(self, indexes: tuple[int, ...]) -> None:
+        """The members that the chain shall end with, in order."""
+        targets = tuple(self.world.nodes[i].target for i in indexes)
+        self.store.record = replace(self.store.record, wanted=targets)
 
     def force_lead(self) -> bool:
         """If all that serve in the recorded version have lost their data, an operator makes another member

@@ -211,12 +211,15 @@ class World:
 
     # ---- the two phases -----------------------------------------------------------------------
 
-    def play(self) -> None:
+    def begin(self) -> None:
         for node in self.nodes:
             self.at(self.rng.randint(0, 50), self.ticking, node)
         self.managers.begin()
         self.clients.begin()
         self.faults.begin()
+
+    def play(self) -> None:
+        self.begin()
         self.advance(self.plan.safety_ms)
         self.heal()
         if not self.excused:
