@@ -137,6 +137,8 @@ def _supervise(args: argparse.Namespace, shape: Shape) -> int:
         try:
             with supervisor.hold():
                 supervisor.start(stop.requested)
+                if supervisor.unserved:
+                    print(f"ffs up: {supervisor.unserved}", file=sys.stderr, flush=True)
                 tell({"ready": {"address": supervisor.address, "dir": str(directory.path)}})
                 _let_go_of_terminal(directory.log / "supervisor.log", keep_stdin=args.until_eof)
                 watched = [0] if args.until_eof else []
@@ -183,6 +185,8 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
             print(f"cluster up at {supervisor.address} in {directory.path}")
             print(f"  in another terminal: export FFS_CLUSTER={supervisor.address}")
             print("  Ctrl-C stops it; the data stays", flush=True)
+        if supervisor.unserved:
+            print(f"ffs up: {supervisor.unserved}", file=sys.stderr)
         begun = time.monotonic()
         next_look = 0.0
         while not stop.requested():

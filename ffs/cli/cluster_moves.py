@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ffs.cli.cluster_view import View, arrived, condition, fold, on_its_way, share
 from ffs.cli.parsing import Commands, command, connect, print_json
-from ffs.cli.text import format_bytes, format_seconds, plural
+from ffs.cli.text import format_bytes, plural
 from ffs.errors import FfsError, InvalidArgument
 from ffs.proto.cluster import (
     ChainView,
@@ -179,19 +179,11 @@ def run_force_lead(args: argparse.Namespace) -> int:
 def warning(target: int, asked: ForceLeadReply) -> list[str]:
     """What is at stake."""
     lines = [f"target {target} would lead chain {asked.chain} alone; what only others know is LOST for good."]
-    for member, node, silent_ms in asked.absent:
-        since = (
-            f"not heard for {format_seconds(silent_ms / 1000)}"
-            if silent_ms >= 0
-            else "not heard by this manager"
-        )
-        lines.append(f"  target {member} on node {node} may know more: {since}")
+    lines += [f"  target {member} of node {node} may know more: {why}" for member, node, why in asked.absent]
     lines += [f"  {note}" for note in asked.notes]
-    names = sorted({node for _, node, _ in asked.absent})
-    if names:
-        lines.append(
-            f"Make sure first that the storage servers of {', '.join(names)} are off, and stay off meanwhile."
-        )
+    if asked.silent:
+        names = ", ".join(asked.silent)
+        lines.append(f"Make sure first that the storage servers of {names} are off, and stay off meanwhile.")
     return lines
 
 

@@ -493,7 +493,7 @@ class Rebalance(Message, tag=124, kw_only=True):
 
 
 class ForceLead(Message, tag=125, kw_only=True):
-    """Let a target lead its chain alone, though others may know more. Refused (InvalidArgument) while it isn't
+    """Let a target lead its chain alone, though others may know more. Refused (InvalidArgument) unless it's
     needed. `confirmed` False: answered with what would be lost and nothing is done."""
 
     target: int
@@ -503,7 +503,8 @@ class ForceLead(Message, tag=125, kw_only=True):
 class ForceLeadReply(Message, tag=126, kw_only=True):
     chain: int
     done: bool
-    absent: tuple[tuple[int, str, int], ...]  # (target, node, silent ms or -1) of those that may know more
+    absent: tuple[tuple[int, str, str], ...]  # (target, node, why it can't lead) of those that may know more
+    silent: tuple[str, ...] = ()  # nodes of those that may come back: their hosts must be off
     notes: tuple[str, ...] = ()
 
 

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from msgspec.structs import replace
+
 from ffs.errors import Busy, InvalidArgument, NotFound, NotPermitted
 from ffs.proto.cluster import (
     ChainRecord,
@@ -221,15 +223,22 @@ class Commands:
         if target is None or chain is None or target.id not in (*chain.members, *chain.wanted):
             raise NotFound(f"target {request.target} is in no chain (ffs cluster chains)")
         absent = self._why_forced(view, chain, target.id)
-        reply = ForceLeadReply(chain=chain.id, done=False, absent=absent, notes=self._knows(view, target.id))
+        silent = {name for member, name, _ in absent if not view.nodes[view.targets[member].node].alive}
+        reply = ForceLeadReply(
+            chain=chain.id,
+            done=False,
+            absent=absent,
+            silent=tuple(sorted(silent)),
+            notes=self._knows(view, target.id),
+        )
         if not request.confirmed:
             return reply
         await self._moves.force(chain, target.id)
         await self._manager.records_changed()
         log.error("chain %d: target %d was told to lead alone; %s may know more", chain.id, target.id, absent)
-        return ForceLeadReply(chain=chain.id, done=True, absent=absent, notes=reply.notes)
+        return replace(reply, done=True)
 
-    def _why_forced(self, view: View, chain: ChainRecord, target: int) -> tuple[tuple[int, str, int], ...]:
+    def _why_forced(self, view: View, chain: ChainRecord, target: int) -> tuple[tuple[int, str, str], ...]:
         """Who may know more. InvalidArgument while the chain can go on without force, or the target can't."""
         decision = self._manager.decisions.get(chain.id)
         if decision is None:
@@ -241,7 +250,7 @@ class Commands:
             )
         serving = serving_of(chain)
         for member in serving:
-            name = view.nodes[view.targets[member].node].name
+            name = self._node_of(view, member)
             if judged[member] in (Member.HOLDS, Member.RETURNED, Member.LATE):
                 raise InvalidArgument(
                     f"chain {chain.id} needs no force: target {member} on node {name} has all of it and leads"
@@ -251,15 +260,28 @@ class Commands:
                     f"target {member} on node {name} may be there still: wait for the failure timeout "
                     f"({self._manager.failure_timeout_s:g} s) and ask again"
                 )
-        return tuple(
-            (
-                member,
-                view.nodes[view.targets[member].node].name,
-                silent_ms(self._manager.nodes.get(view.targets[member].node), self._manager.now_s()),
-            )
-            for member in serving
-            if member != target
-        )
+        return tuple((m, self._node_of(view, m), self._why_not(m, judged[m])) for m in serving if m != target)
+
+    @staticmethod
+    def _node_of(view: View, target: int) -> str:
+        return view.nodes[view.targets[target].node].name
+
+    def _why_not(self, target: int, judged: Member) -> str:
+        match judged:
+            case Member.GONE:
+                state = self._manager.nodes.get(self._routing.view.targets[target].node)
+                silent = silent_ms(state, self._manager.now_s())
+                return f"not heard for {silent // 1000} s" if silent >= 0 else "not heard by this manager"
+            case Member.LOST:
+                return "its node runs without its device"
+            case Member.FAILED:
+                return "its device has failed"
+            case Member.WIPED:
+                return "its device is empty"
+            case Member.STALE:
+                return "it has an older version"
+            case _:
+                return "it has something else"
 
     def _knows(self, view: View, target: int) -> tuple[str, ...]:
         node = view.targets[target].node

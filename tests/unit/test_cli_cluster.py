@@ -303,7 +303,11 @@ def test_progress_in_one_line() -> None:
 # --- force-lead -----------------------------------------------------------------------------------
 
 ASKED = ForceLeadReply(
-    chain=4, done=False, absent=((10, "n1", 63_000), (20, "n2", -1)), notes=("target 30 has 7 chunks",)
+    chain=4,
+    done=False,
+    absent=((10, "n1", "not heard for 63 s"), (20, "n2", "its device is empty")),
+    silent=("n1",),
+    notes=("target 30 has 7 chunks",),
 )
 
 
@@ -311,10 +315,10 @@ def test_force_lead_says_what_is_at_stake() -> None:
     lines = "\n".join(warning(30, ASKED))
     assert "target 30 would lead chain 4 alone" in lines
     assert "LOST for good" in lines
-    assert "target 10 on node n1 may know more: not heard for 1:03" in lines
-    assert "target 20 on node n2 may know more: not heard by this manager" in lines
+    assert "target 10 of node n1 may know more: not heard for 63 s" in lines
+    assert "target 20 of node n2 may know more: its device is empty" in lines
     assert "target 30 has 7 chunks" in lines
-    assert "the storage servers of n1, n2 are off" in lines
+    assert "the storage servers of n1 are off" in lines
 
 
 class Answers:

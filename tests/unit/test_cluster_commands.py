@@ -609,7 +609,11 @@ def test_force_lead_only_when_nobody_else_can() -> None:
             judged(manager, 1, {one: Member.GONE, two: Member.WIPED, three: Member.OUTSIDE})
             asked = await manager.ask(proto.ForceLead(target=three))
             assert (asked.chain, asked.done, manager.view.chains[1].forced) == (1, False, 0)
-            assert [(member, silent) for member, _, silent in asked.absent] == [(one, 1000), (two, 1000)]
+            assert [(member, why) for member, _, why in asked.absent] == [
+                (one, "not heard for 1 s"),
+                (two, "its device is empty"),
+            ]
+            assert asked.silent == ()  # the records say alive
             assert asked.notes == (f"target {three} has 7 chunks, and took part last in version 1.1",)
             done = await manager.ask(proto.ForceLead(target=three, confirmed=True))
             assert done.done

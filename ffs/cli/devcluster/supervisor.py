@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 READY_TIMEOUT_S = 60.0
+SETTLED_S = 10.0
 STOP_TIMEOUT_S = 20.0
 MIN_DEVICE_BYTES = 256 << 20
 SINGLE_CHAINS_PER_DEVICE = 10
@@ -84,6 +85,7 @@ class Supervisor:
         self._client: Client | None = None
         self._cluster = ""
         self.address = ""
+        self.unserved = ""  # which chains of an old cluster don't serve, once it is up
 
     @property
     def shape(self) -> Shape:
@@ -159,7 +161,7 @@ class Supervisor:
         for index in range(self._shape.nodes):
             wait_file(self._children[index + 1], self._ready_file(f"node{index}"), deadline)
         self._make_tables(deadline)
-        status = self._wait_serving(deadline, should_stop)
+        status = self._wait_serving(deadline, should_stop, old=known is not None)
         self._cluster = status.cluster.hex()
         self._control = Control(directory)
         self._write_files()
@@ -234,8 +236,11 @@ class Supervisor:
     def status(self) -> StatusReply:
         return self.client.cluster_status()
 
-    def _wait_serving(self, deadline: float, should_stop: Callable[[], bool]) -> StatusReply:
+    def _wait_serving(self, deadline: float, should_stop: Callable[[], bool], *, old: bool) -> StatusReply:
+        """Until all chains serve. An `old` cluster is up without those that wait for what isn't there: only
+        a cluster that is up can be mended."""
         said = ""
+        changed_s = time.monotonic()
         while True:
             self._check_children()
             status = self.status()
@@ -244,6 +249,12 @@ class Supervisor:
                 return status
             why = f": chain {waiting[0].id}: {waiting[0].reason}" if waiting else ""
             line = f"waiting for {plural(len(waiting), 'chain')} of {len(status.chains)} to serve{why}"
+            if line != said:
+                changed_s = time.monotonic()
+            settled = all(node.alive for node in status.nodes) and time.monotonic() > changed_s + SETTLED_S
+            if old and (settled or time.monotonic() > deadline):
+                self.unserved = line
+                return status
             if time.monotonic() > deadline:
                 raise FfsError(f"not all chains serve after {READY_TIMEOUT_S:.0f} s; still {line}")
             if should_stop():
