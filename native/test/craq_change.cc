@@ -360,6 +360,20 @@ TEST_CASE("what names another incarnation of this target is not for it") {
   CHECK(w[1].persists == 1);
 }
 
+TEST_CASE("one that was filling another, and was left out, may itself be filled from it") {
+  Wired w(3);
+  w.lease_all(w.now + 3'600'000);
+  w.cut = {{1, 2}, {2, 1}};  // it gets on with nothing
+  w.record_all(w.config(1, {0, 1}, {2}));
+  w.propose(1, w.config(2, {0, 1, 2}));
+  w.settle();
+  CHECK(w.replica(1).status().persisted.proposed == ChainVersion{});  // the other one hasn't everything
+  w.record(1, w.config(4, {0, 2}, {}, {1}));
+  w.propose(1, w.config(5, {0, 2}, {1}));
+  w.settle();
+  CHECK(w.replica(1).status().persisted.proposed == ChainVersion{1, 5});
+}
+
 TEST_CASE("a target that has no part in a chain keeps no proposal that leaves it out") {
   Wired w(3);
   w.begin({0, 1});
