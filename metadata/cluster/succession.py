@@ -215,8 +215,10 @@ def _order(facts: Facts, chosen: Succession) -> None:
     """Puts the wanted order right, once things have been quiet."""
     if set(chosen.serving) != set(facts.goal) or chosen.serving == facts.goal:
         return
-    live = facts.live
-    if facts.quiet or (live is not None and serving_of(live.next) == facts.goal):
+    if facts.live is not None:
+        if serving_of(facts.live.next) == facts.goal:
+            chosen.serving = facts.goal
+    elif facts.quiet:
         chosen.serving = facts.goal
     else:
         chosen.wants_quiet = True
