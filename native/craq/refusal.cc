@@ -71,6 +71,7 @@ void Replica::Machine::refuse_durable(Pending* p, Outcome outcome) {
   if (!first() && !journal_only) send_refusal(c, version, identity, why);
   if (c->unreconciled) settle(c);
   progress(c);  // an older one may have fallen meanwhile
+  maybe_send_resent();
 }
 
 // From below: all members behind us have dropped it.
