@@ -232,7 +232,7 @@ void Shard::on_stored(engine::StoreOp* op) {
   StageWork* work = static_cast<StageWork*>(op);
   Shard* self = work->shard;
   Target& target = *static_cast<Target*>(op->owner);
-  if (op->error != 0 && op->error != ENOSPC) {
+  if (op->error != 0 && op->error != ENOSPC && op->error != EBADMSG) {  // a damaged base: repaired first
     log(LogLevel::kError, "target %llu: storing an update failed: %s (errno %d)",
         static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);
   }

@@ -159,6 +159,7 @@ void Shard::begin_leaving(TargetId id) {
   log(LogLevel::kInfo, "target %llu leaves chain %u and drops its content",
       static_cast<unsigned long long>(id.value), target->chain.value);
   target->leaving = true;
+  scrubber_->forget(id);
   go_on_leaving(*target);
 }
 
@@ -217,6 +218,7 @@ TargetReport Shard::report_of(TargetId id) const {
   TargetReport report;
   report.target = id;
   report.poisoned = store_->metrics().poisoned;
+  report.scrubbed_bytes = scrubber_->scrubbed_bytes(id);
   report.usage = store_->usage(id);
   report.capacity = store_->capacity();
   report.status.reason = craq::Reason::no_configuration;

@@ -1,5 +1,6 @@
 // What recovery and repair ask for (docs/craq.md, Recovery, Repair): whole versions read, sent, received and
 // installed. Decisions are the replicas'; here is the share of the device that copies may take.
+#include <algorithm>
 #include <cstring>
 
 #include "server/log.h"
@@ -105,6 +106,42 @@ void Shard::end_background(const BackgroundWork& work) {
   if (!work.background) return;
   share_.ended(work.cost_bytes);
   start_background();
+}
+
+// --- the scrubber ---------------------------------------------------------------------------------
+
+void Shard::scrub() {
+  scrubbed_.clear();
+  for (const auto& [id, target] : targets_) {
+    if (!target->leaving) scrubbed_.push_back(target->id);
+  }
+  scrubber_->tick(now_us_, scrubbed_, share_.clients_active(now_us_));
+}
+
+// From within a read's end: the replicas hear of it later in the pass.
+void Shard::on_scrub_damage(void* owner, TargetId target, const ChunkKey& key, const Version& version) {
+  static_cast<Shard*>(owner)->damages_.push_back({target, key, version});
+}
+
+void Shard::tell_damages() {
+  for (const Damage& damage : damages_) {
+    auto found = targets_.find(damage.target.value);
+    if (found == targets_.end() || found->second->leaving) continue;
+    event(*found->second,
+          [&](craq::Replica& replica) { replica.on_damaged(damage.key, damage.version, now_ms_, effects_); });
+  }
+  damages_.clear();
+}
+
+std::optional<ChunkKey> Shard::on_scrub_compare(void* owner, TargetId target, const ChunkKey& from) {
+  Shard* self = static_cast<Shard*>(owner);
+  auto found = self->targets_.find(target.value);
+  if (found == self->targets_.end() || found->second->leaving) return std::nullopt;
+  std::optional<ChunkKey> next;
+  self->event(*found->second, [&](craq::Replica& replica) {
+    next = replica.on_compare(from, self->now_ms_, self->effects_);
+  });
+  return next;
 }
 
 // --- reading whole versions -----------------------------------------------------------------------

@@ -63,6 +63,7 @@ void Shard::main() {
     changed_.notify_all();
   }
   if (!opened.ok()) {
+    scrubber_.reset();
     store_.reset();
     buffers_.reset();
     return;
@@ -92,6 +93,8 @@ Status Shard::open_all() {
   FFS_TRY(buffers_, Buffers::create(*io_, config_.pool_bytes));
   regions_ =
       std::make_unique<Regions>(*io_, config_.region_limit_bytes, this, on_region_settled, on_region_gone);
+  scrubber_ = std::make_unique<Scrubber>(*store_, config_.scrub_bytes_per_s,
+                                         Scrubber::Events{this, on_scrub_damage, on_scrub_compare});
   Peers::Identity identity;
   identity.cluster = config_.cluster;
   identity.node = config_.node;
@@ -143,6 +146,7 @@ void Shard::pass() {
   io_pass();
   const uint64_t started_us = now_us_;
   run_completions();
+  if (!damages_.empty()) tell_damages();
   buffers_->serve_waiters();
   if (background_head_ != nullptr) start_background();
   wake_waiting_sessions();
@@ -178,6 +182,7 @@ void Shard::tick() {
     event(*target, [&](craq::Replica& replica) { replica.on_tick(now_ms_, effects_); });
     look_for_news(*target);
   }
+  if (!stopping_) scrub();
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();
 }
@@ -291,7 +296,7 @@ void Shard::shut_down() {
   }
   auto store_busy = [this] {
     return stages_.used() + smalls_.used() + loads_.used() + installs_.used() > 0 || reads_under_way_ > 0 ||
-           !store_->idle();
+           !store_->idle() || !scrubber_->idle();
   };
   auto busy = [&] { return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0; };
   const uint64_t give_up_us = clock_us() + kShutDownUs;
@@ -305,6 +310,7 @@ void Shard::shut_down() {
         config_.number, stages_.used(), smalls_.used(), loads_.used(), reads_under_way_,
         store_->idle() ? 1 : 0, polls_, peers_->drained() ? 0 : 1, listeners_);
     stop_result_ = EBUSY;
+    (void)scrubber_.release();
     (void)store_.release();
     (void)buffers_.release();
     (void)regions_.release();
@@ -316,6 +322,7 @@ void Shard::shut_down() {
   for (auto& [id, target] : targets_) target->replica.reset();
   abandon_all();
   while (!regions_->empty() && now_us_ < give_up_us) io_pass();
+  scrubber_.reset();
   const Status closed = store_->close();
   if (!closed.ok()) stop_result_ = closed.error().code;
   store_.reset();

@@ -26,6 +26,7 @@
 #include "server/buffers.h"
 #include "server/peers.h"
 #include "server/regions.h"
+#include "server/scrub.h"
 #include "server/session.h"
 #include "server/share.h"
 #include "server/slab.h"
@@ -252,6 +253,10 @@ class Shard {
   void start_load(LoadWork* work);
   void start_in_turn(BackgroundWork* work, bool background, uint32_t bytes);
   void start_background();
+  void scrub();
+  void tell_damages();
+  static void on_scrub_damage(void* owner, TargetId target, const ChunkKey& key, const Version& version);
+  static std::optional<ChunkKey> on_scrub_compare(void* owner, TargetId target, const ChunkKey& from);
   void end_background(const BackgroundWork& work);
   std::optional<uint32_t> stored_bytes(const Target& target, const ChunkKey& key, const Version& version,
                                        uint32_t length_bytes) const;
@@ -344,6 +349,14 @@ class Shard {
   SyncShare share_{config_.sync_share_percent};
   BackgroundWork* background_head_ = nullptr;  // wait for their share
   BackgroundWork* background_tail_ = nullptr;
+  std::unique_ptr<Scrubber> scrubber_;
+  struct Damage {
+    TargetId target;
+    ChunkKey key;
+    Version version;
+  };
+  std::vector<Damage> damages_;     // that the scrubber has found in this pass
+  std::vector<TargetId> scrubbed_;  // whom it looks at, anew each tick
   std::vector<Session*> to_read_, reading_, to_flush_;
   std::vector<Session*> waiting_for_op_;
   std::vector<uint64_t> released_;

@@ -84,6 +84,7 @@ class Cluster {
     bool local_peers = true;
     uint32_t members = 0;  // the chain begins with so many of the nodes; 0: all
     uint32_t failure_timeout_ms = 10000;
+    uint64_t scrub_bytes_per_s = 0;
     uint64_t lease_ms = kLongLeaseMs;  // at the start; 0: none
   };
   // A member of the chain (of a cluster with one chain).
@@ -179,6 +180,7 @@ class Cluster {
     config.pool_bytes = options_.pool_bytes;
     config.max_ops = options_.max_ops;
     config.failure_timeout_ms = options_.failure_timeout_ms;
+    config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     config.max_sessions = options_.max_sessions;
     config.backend = options_.backend;
     config.region_limit_bytes = options_.region_limit_bytes;

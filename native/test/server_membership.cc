@@ -292,6 +292,99 @@ TEST_CASE("requests that wait in a target that is released are answered") {
   CHECK(metrics.pool_used_bytes == 0);
 }
 
+namespace {
+
+// Flips a bit of a chunk's content on a node's device: of the block at `block` of what begins like `content`.
+void damage(Cluster& cluster, uint32_t node, const std::vector<uint8_t>& content, size_t block) {
+  const Fd device(::open(cluster.node(node).device.c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(device.valid());
+  const off_t size = ::lseek(device.get(), 0, SEEK_END);
+  std::vector<uint8_t> bytes(4096);
+  for (off_t at = 0; at < size;) {
+    const off_t data = ::lseek(device.get(), at, SEEK_DATA);  // the file is sparse
+    if (data < 0) break;
+    const off_t hole = ::lseek(device.get(), data, SEEK_HOLE);
+    for (at = data / 4096 * 4096; at < hole; at += 4096) {
+      REQUIRE(::pread(device.get(), bytes.data(), bytes.size(), at) == 4096);
+      if (std::memcmp(bytes.data(), content.data(), bytes.size()) != 0) continue;
+      const off_t place = at + static_cast<off_t>(block) * 4096 + 77;
+      uint8_t byte;
+      REQUIRE(::pread(device.get(), &byte, 1, place) == 1);
+      REQUIRE(byte == content[block * 4096 + 77]);
+      byte ^= 0x10;
+      REQUIRE(::pwrite(device.get(), &byte, 1, place) == 1);
+      REQUIRE(::fsync(device.get()) == 0);
+      return;
+    }
+  }
+  FAIL("the content isn't on the device");
+}
+
+}  // namespace
+
+TEST_CASE("damage that a read meets is answered as such and repaired from another replica") {
+  Cluster::Options options;
+  options.nodes = 3;
+  Cluster cluster(options);
+  TestClient head(*cluster.node(0).shard, net::Transport::kTcp);
+  client_of(head, cluster, 0);
+  for (uint32_t node = 0; node < 3; node++) {
+    const uint64_t index = 10 + node;
+    const auto data = pattern(300000, 40 + node);
+    REQUIRE(head.write(index, 0, data).code() == 0);
+    damage(cluster, node, data, 30);
+    TestClient reader(*cluster.node(node).shard, net::Transport::kTcp);
+    client_of(reader, cluster, node);
+    const Answer bad = reader.wait(reader.send_read(index, 0, 300000, true, 0, wire::kReadVerifyWhole));
+    CHECK(bad.code() == EIO);
+    CHECK(bad.detail() == Detail::kCorrupt);
+    cluster.wait_for(node, [](const TargetReport& report) {
+      return report.status.repaired == 1 && report.status.damaged == 0;
+    });
+    check_chunk(reader, index, data);
+  }
+}
+
+TEST_CASE("an update of a damaged chunk waits for its repair") {
+  Cluster::Options options;
+  options.nodes = 3;
+  Cluster cluster(options);
+  TestClient head(*cluster.node(0).shard, net::Transport::kTcp);
+  client_of(head, cluster, 0);
+  for (uint32_t node = 0; node < 3; node++) {
+    const uint64_t index = 10 + node;
+    auto data = pattern(300000, 50 + node);
+    REQUIRE(head.write(index, 0, data).code() == 0);
+    damage(cluster, node, data, 30);
+    const auto piece = pattern(100, 1);
+    REQUIRE(head.write(index, 30 * 4096 + 200, piece).code() == 0);  // in the damaged granule
+    std::copy(piece.begin(), piece.end(), data.begin() + 30 * 4096 + 200);
+    for (uint32_t reader_node = 0; reader_node < 3; reader_node++) {
+      TestClient reader(*cluster.node(reader_node).shard, net::Transport::kTcp);
+      client_of(reader, cluster, reader_node);
+      check_chunk(reader, index, data);
+    }
+  }
+}
+
+TEST_CASE("the scrubber finds damage that nobody reads, and has it repaired") {
+  Cluster::Options options;
+  options.nodes = 2;
+  options.scrub_bytes_per_s = 1ull << 30;
+  Cluster cluster(options);
+  TestClient head(*cluster.node(0).shard, net::Transport::kTcp);
+  client_of(head, cluster, 0);
+  const auto data = pattern(300000, 60);
+  REQUIRE(head.write(1, 0, data).code() == 0);
+  REQUIRE(head.write(2, 0, pattern(300000, 61)).code() == 0);
+  damage(cluster, 1, data, 30);
+  cluster.wait_for(
+      1, [](const TargetReport& report) { return report.status.repaired == 1 && report.scrubbed_bytes > 0; });
+  TestClient reader(*cluster.node(1).shard, net::Transport::kTcp);
+  client_of(reader, cluster, 1);
+  check_chunk(reader, 1, data);
+}
+
 TEST_CASE("news of a target wakes whoever sends reports") {
   Cluster cluster({});
   const int fd = cluster.node(0).server->news_fd();
