@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 MIN_TTL_MS: Final = 1_000
 MAX_TTL_MS: Final = 600_000
 PAGE: Final = 200
+LATE_S: Final = 5.0  # a sweeper that looks later than this was held up
 
 
 # --- requests -------------------------------------------------------------------------------
@@ -233,6 +234,7 @@ class SessionSweeper:
         self._core = core
         self._clock_s = clock_s
         self._seen: dict[int, tuple[int, float]] = {}  # client -> (beat, since when it hasn't changed)
+        self._looked_s: float | None = None
 
     async def run(self, every_s: float = 1.0) -> None:
         """Until cancelled. A failing store or chain is logged and tried again."""
@@ -243,9 +245,21 @@ class SessionSweeper:
                 _log.warning("session sweep failed, will be repeated: %s", error)
             await asyncio.sleep(every_s)
 
+    def _forgive(self, now: float) -> None:
+        """When this process was stopped or starved, its clients had nobody to renew with: that time doesn't
+        count against them."""
+        late = 0.0 if self._looked_s is None else now - self._looked_s - LATE_S
+        self._looked_s = now
+        if late > 0.0:
+            self._seen = {
+                client: (beat, min(now, since + late + LATE_S))
+                for client, (beat, since) in self._seen.items()
+            }
+
     async def step(self) -> int:
         """One look at all sessions: how many were ended or settled."""
         now = self._clock_s()
+        self._forgive(now)
         done = 0
         live: dict[int, tuple[int, float]] = {}
         for client, ttl_ms, beat in await self._sessions():

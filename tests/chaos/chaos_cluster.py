@@ -176,6 +176,8 @@ class Cluster:
         began = time.monotonic()
         limit = began + limit_s
         while broken := self.broken():
+            for process in self.processes.values():
+                assert process.running, f"{process.name} ended by itself: {process.tail()}"
             assert time.monotonic() < limit, "\n".join(["never whole again:", *broken, *self.words()])
             time.sleep(0.05)
         return time.monotonic() - began

@@ -336,12 +336,9 @@ def test_a_dead_client_is_swept_and_its_length_found() -> None:
         opened = await dead(meta.Open(path=b"/f", flags=W))
         await w.write(dead, opened, 0, 10_000)
         assert (await w.me(meta.Stat(path=b"/f"))).attributes.length == 0
-        await sweeper.step()
-        clock = 29.0
-        await w.me(meta.SessionRenew())
-        await sweeper.step()
-        clock = 58.0
-        await sweeper.step()
+        for clock in range(60):
+            await w.me(meta.SessionRenew())
+            await sweeper.step()
         assert (await w.me(meta.Stat(path=b"/f"))).attributes.length == 10_000
         await w.me(meta.MkDir(path=b"/alive"))
         with pytest.raises(errors.Fenced):
@@ -353,6 +350,28 @@ def test_a_dead_client_is_swept_and_its_length_found() -> None:
         fences = await w.store.read(lambda snap: fenced_clients(snap))
         assert [client for client, _ in fences] == [dead.client]
         assert fences[0][1].capability_expiry_ms > w.cluster.time_ms
+
+    run(test)
+
+
+def test_time_in_which_the_service_was_stopped_ends_no_session() -> None:
+    """All metadata processes stood still for a minute: clients had nobody to renew with. After that, silence
+    counts as before."""
+
+    async def test(w: World) -> None:
+        clock = 0.0
+        sweeper = SessionSweeper(w.namespace.core, clock_s=lambda: clock)
+        dead = await Caller.connect(w.namespace)
+        await sweeper.step()
+        for clock in (10.0, 70.0):  # two stops
+            await sweeper.step()
+        for clock in (71.0, 72.0):
+            await sweeper.step()
+        await dead(meta.MkDir(path=b"/alive-after-all"))
+        for clock in range(73, 120):
+            await sweeper.step()
+        with pytest.raises(errors.Fenced):
+            await dead(meta.MkDir(path=b"/dead"))
 
     run(test)
 
