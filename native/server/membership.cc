@@ -111,6 +111,7 @@ Target* Shard::take_target(TargetId id, ChainId chain) {
   craq::Options options;
   options.peer_lease_ms = config_.failure_timeout_ms / 5;
   options.suspect_ms = config_.failure_timeout_ms;
+  options.incarnation = config_.incarnation;
   target = std::make_unique<Target>();
   target->id = id;
   target->chain = chain;
