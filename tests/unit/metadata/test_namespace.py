@@ -330,13 +330,13 @@ def test_a_dead_client_is_swept_and_its_length_found() -> None:
     refused, its session and slots are gone, storage servers get a fence."""
 
     async def test(w: World) -> None:
-        clock = 0.0
-        sweeper = SessionSweeper(w.namespace.core, clock_s=lambda: clock)
+        clock = [0.0]
+        sweeper = SessionSweeper(w.namespace.core, clock_s=lambda: clock[0])
         dead = await Caller.connect(w.namespace)
         opened = await dead(meta.Open(path=b"/f", flags=W))
         await w.write(dead, opened, 0, 10_000)
         assert (await w.me(meta.Stat(path=b"/f"))).attributes.length == 0
-        for clock in range(60):
+        for clock[0] in range(60):
             await w.me(meta.SessionRenew())
             await sweeper.step()
         assert (await w.me(meta.Stat(path=b"/f"))).attributes.length == 10_000
@@ -359,16 +359,16 @@ def test_time_in_which_the_service_was_stopped_ends_no_session() -> None:
     counts as before."""
 
     async def test(w: World) -> None:
-        clock = 0.0
-        sweeper = SessionSweeper(w.namespace.core, clock_s=lambda: clock)
+        clock = [0.0]
+        sweeper = SessionSweeper(w.namespace.core, clock_s=lambda: clock[0])
         dead = await Caller.connect(w.namespace)
         await sweeper.step()
-        for clock in (10.0, 70.0):  # two stops
+        for clock[0] in (10.0, 70.0):  # two stops
             await sweeper.step()
-        for clock in (71.0, 72.0):
+        for clock[0] in (71.0, 72.0):
             await sweeper.step()
         await dead(meta.MkDir(path=b"/alive-after-all"))
-        for clock in range(73, 120):
+        for clock[0] in range(73, 120):
             await sweeper.step()
         with pytest.raises(errors.Fenced):
             await dead(meta.MkDir(path=b"/dead"))
