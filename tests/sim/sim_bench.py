@@ -250,19 +250,25 @@ class Bench:
         for n in members or range(len(self.nodes)):
             self.step(n, wire.lease(self.now, self.now + ms))
 
-    def sync(self, n: int, ms: int = 20_000) -> None:
-        """`n` is filled by the last serving member, and promoted."""
+    def done_by(self, n: int) -> bool:
+        """Whether the last serving member says that `n` has everything."""
+        status = self.nodes[self.serving[-1]].status()
+        return status.sync_done and status.sync_target == FIRST_TARGET + n
+
+    def sync_to_done(self, n: int, ms: int = 20_000) -> None:
+        """`n` is filled by the last serving member."""
         if self.syncing != n:
             self.change(self.serving, n)
-        source = self.serving[-1]
         for _ in range(0, ms, 50):
-            status = self.nodes[source].status()
-            if status.sync_done and status.sync_target == FIRST_TARGET + n:
-                break
+            if self.done_by(n):
+                return
             self.tick(50)
             self.settle()
-        else:
-            raise AssertionError((self.nodes[source].dump(), self.nodes[n].dump()))
+        raise AssertionError((self.nodes[self.serving[-1]].dump(), self.nodes[n].dump()))
+
+    def sync(self, n: int) -> None:
+        """`n` is filled by the last serving member, and promoted."""
+        self.sync_to_done(n)
         self.change([*self.serving, n])
 
     # ---- clients ----------------------------------------------------------------------------
