@@ -170,7 +170,7 @@ def _care_lines(view: View) -> Iterator[str]:
     scrubbed = sum(target.scrubbed_bytes for target in targets)
     yield (
         f"scrub: {format_bytes(scrubbed)} read since the servers started, "
-        f"{damaged} damaged found, {repaired} repaired"
+        f"{plural(damaged, 'chunk')} damaged now, {repaired} repaired"
     )
     shared = Counter(chain.shared_domain for chain in view.reply.chains if chain.shared_domain)
     for label, count in sorted(shared.items()):

@@ -214,7 +214,7 @@ def test_counters_are_summed() -> None:
     targets[0] = replace(targets[0], repaired=7)
     shown = view(chain(1, 10, 20, shared_domain="rack2"), targets=tuple(targets))
     text = "\n".join(status_lines(shown))
-    assert "12.0 MiB read since the servers started, 12 damaged found, 7 repaired" in text
+    assert "12.0 MiB read since the servers started, 12 chunks damaged now, 7 repaired" in text
     assert "1 chain with two replicas in failure domain rack2" in text
     fields = status_fields(shown)
     assert (fields["damaged"], fields["repaired"], fields["scrubbed_bytes"]) == (12, 7, 12 << 20)
