@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ffs.errors import FfsError, error_of
 
-__all__ = ["MISSING", "check", "crc32c", "ffi", "host_id", "last_error", "lib"]
+__all__ = ["MISSING", "check", "crc32c", "ffi", "host_id", "last_error", "lib", "set_protocol_versions"]
 
 MISSING: Final = "the native part of ffs isn't built: run `make build` (or install the wheel)"
 
@@ -43,6 +43,12 @@ def check(code: int) -> int:
     if code < 0:
         raise native_error(code)
     return code
+
+
+def set_protocol_versions(least: int, most: int) -> None:
+    """Data connections of this process speak these protocol versions. Before the first server or client.
+    InvalidArgument. docs/wire_format.md, Connection frames."""
+    check(lib.ffs_set_protocol_versions(least, most))
 
 
 def crc32c(data: Any, seed: int = 0) -> int:

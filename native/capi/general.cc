@@ -7,6 +7,7 @@
 #include "capi/error.h"
 #include "ffs/ffs.h"
 #include "net/socket.h"
+#include "net/version.h"
 
 extern "C" {
 
@@ -31,6 +32,14 @@ uint32_t ffs_crc32c(uint32_t seed, const void* data, size_t length) {
 
 uint32_t ffs_copy_crc32c(void* to, const void* from, size_t length) {
   return ffs::crc32c_copy(to, from, length);
+}
+
+int ffs_set_protocol_versions(uint32_t least, uint32_t most) {
+  if (least == 0 || least > most || most > UINT8_MAX) {
+    return ffs::capi::fail(EINVAL, "protocol versions %u to %u: give 1 to 255, least first", least, most);
+  }
+  ffs::net::set_spoken_versions({static_cast<uint8_t>(least), static_cast<uint8_t>(most)});
+  return 0;
 }
 
 int ffs_host_id(char* out, size_t capacity) {

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "net/version.h"
+
 namespace ffs::client {
 
 using wire::Detail;
@@ -50,7 +52,8 @@ Status Link::on_connected() {
   std::memcpy(hello.cluster, client_.options().cluster.data(), sizeof hello.cluster);
   hello.client = client_.options().client.value;
   hello.role = static_cast<uint8_t>(wire::Role::kClient);
-  hello.version_min = hello.version_max = wire::kProtocolVersion;
+  hello.version_min = net::spoken_versions().least;
+  hello.version_max = net::spoken_versions().most;
   connection_->queue.push(Type::kHello, kHelloId, hello);
   state_ = State::kHello;
   return ok_status();
@@ -69,10 +72,12 @@ Status Link::on_hello_reply(const net::Frame& frame, Detail* detail) {
     *detail = Detail::kWrongCluster;
     return Error::of(EPROTO, "the server belongs to another cluster");
   }
-  if (answer.version != wire::kProtocolVersion) {
+  if (net::choose_version(net::spoken_versions(), {answer.version, answer.version}) == 0) {
     *detail = Detail::kVersion;
     return Error::of(EPROTO, "the server chose a protocol version that wasn't offered");
   }
+  connection_->reader.speak(answer.version);
+  connection_->queue.speak(answer.version);
   state_ = State::kReady;
   failures = 0;
   return ok_status();

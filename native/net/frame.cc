@@ -28,10 +28,9 @@ uint32_t head_crc(FrameHeader header, Bytes fixed, Bytes var) {
 }
 
 // Why a header can't be one of ours, or null.
-const char* header_fault(const FrameHeader& header) {
+const char* header_fault(const FrameHeader& header, uint8_t version) {
   if (header.magic != wire::kMagic) return "a frame does not begin with the magic FFS1";
-  if (header.version != wire::kProtocolVersion)
-    return "a frame has another protocol version than hello chose";
+  if (header.version != version) return "a frame has another protocol version than hello chose";
   if (header.fixed_bytes > wire::kMaxFixedBytes) return "a frame's fixed part is over 1024 bytes";
   if (header.var_bytes > wire::kMaxVarBytes) return "a frame's variable part is over 256 KiB";
   if (header.payload_bytes > wire::kMaxPayloadBytes) return "a frame's payload is over 16 MiB";
@@ -176,7 +175,7 @@ FrameReader::Next FrameReader::next(Frame* frame) {
   if (have < kHeaderBytes) return Next::kNeedMore;
   FrameHeader header;
   std::memcpy(&header, buffer_.data() + begin_, kHeaderBytes);
-  if (const char* fault = header_fault(header)) return bad(fault);
+  if (const char* fault = header_fault(header, version_)) return bad(fault);
   need_bytes_ = kHeaderBytes + header.fixed_bytes + header.var_bytes;
   FFS_CHECK(need_bytes_ <= kMaxHeadBytes);
   if (have < need_bytes_) return Next::kNeedMore;
@@ -246,7 +245,7 @@ void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var
   FFS_CHECK(payload_bytes <= wire::kMaxPayloadBytes);
   FrameHeader header{};
   header.magic = wire::kMagic;
-  header.version = wire::kProtocolVersion;
+  header.version = version_;
   header.type = static_cast<uint8_t>(type);
   header.fixed_bytes = static_cast<uint32_t>(fixed.size());
   header.var_bytes = static_cast<uint32_t>(var.size());

@@ -60,6 +60,9 @@ class FrameReader {
 
   explicit FrameReader(uint32_t buffer_bytes = 64 * 1024);
 
+  // Frames from now on are of this version (net/version.h).
+  void speak(uint8_t version) { version_ = version; }
+
   // Where the next bytes are to be received: at most two pieces (the rest of a placed payload,
   // then the buffer). 0 pieces: the owner must go on with next() first. Follow with received().
   int slots(iovec out[2]);
@@ -98,6 +101,7 @@ class FrameReader {
   void consume_payload_from_buffer();
 
   std::vector<uint8_t> buffer_;
+  uint8_t version_ = wire::kHelloVersion;
   size_t begin_ = 0;  // first byte not yet decoded
   size_t end_ = 0;    // after the last received byte
   size_t frame_begin_ = 0;
@@ -111,6 +115,9 @@ class FrameReader {
 
 class SendQueue {
  public:
+  // Frames queued from now on are of this version (net/version.h).
+  void speak(uint8_t version) { version_ = version; }
+
   // Queues a frame. fixed and var are copied; `payload` is borrowed until its token (not 0) is
   // released by advance() or clear(). A descriptor is borrowed as well, and goes with the
   // frame's first byte (SCM_RIGHTS; only over `local`).
@@ -151,6 +158,7 @@ class SendQueue {
   }
   void compact();
 
+  uint8_t version_ = wire::kHelloVersion;
   std::vector<uint8_t> arena_;  // heads of frames
   std::vector<Piece> pieces_;   // from first_ on
   size_t first_ = 0;

@@ -2,6 +2,7 @@
 // decided there.
 #include <cstring>
 
+#include "net/version.h"
 #include "server/log.h"
 #include "server/shard.h"
 #include "server/wire_craq.h"
@@ -75,14 +76,13 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
   reply.incarnation = config_.incarnation;
   reply.routing_epoch = routing_epoch_;
   reply.max_payload_bytes = wire::kMaxPayloadBytes;
-  reply.version = wire::kProtocolVersion;
+  reply.version = net::choose_version(net::spoken_versions(), {hello.version_min, hello.version_max});
   const bool known_role = hello.role == static_cast<uint8_t>(wire::Role::kClient) ||
                           hello.role == static_cast<uint8_t>(wire::Role::kServer);
   if (std::memcmp(hello.cluster, config_.cluster.data(), sizeof hello.cluster) != 0) {
     reply.status = EPROTO;
     reply.detail = static_cast<uint32_t>(Detail::kWrongCluster);
-  } else if (hello.version_min > wire::kProtocolVersion || hello.version_max < wire::kProtocolVersion ||
-             !known_role) {
+  } else if (reply.version == 0 || !known_role) {
     reply.status = EPROTO;
     reply.detail = static_cast<uint32_t>(Detail::kVersion);
   }
@@ -92,6 +92,8 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
     close_session(session, "hello refused");
     return;
   }
+  session.connection.reader.speak(reply.version);
+  session.connection.queue.speak(reply.version);
   session.hello = true;
   session.from_server = hello.role == static_cast<uint8_t>(wire::Role::kServer);
   session.client = ClientId(hello.client);

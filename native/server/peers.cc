@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "net/version.h"
 #include "server/log.h"
 
 namespace ffs::server {
@@ -153,7 +154,8 @@ void Peers::progress(Lane& lane, uint32_t events) {
     hello.node = identity_.node.value;
     hello.incarnation = identity_.incarnation;
     hello.role = static_cast<uint8_t>(wire::Role::kServer);
-    hello.version_min = hello.version_max = wire::kProtocolVersion;
+    hello.version_min = net::spoken_versions().least;
+    hello.version_max = net::spoken_versions().most;
     lane.connection.queue.push(wire::Type::kHello, 0, hello);
     lane.state = Lane::State::kHello;
   }
@@ -185,6 +187,12 @@ bool Peers::read_lane(Lane& lane) {
       close_lane(lane, "it refused hello");
       return false;
     }
+    if (net::choose_version(net::spoken_versions(), {reply.version, reply.version}) == 0) {
+      close_lane(lane, "it chose a protocol version that wasn't offered");
+      return false;
+    }
+    lane.connection.reader.speak(reply.version);
+    lane.connection.queue.speak(reply.version);
     lane.state = Lane::State::kUp;
     lane.attempts = 0;
     Peer* peer = lane.peer;

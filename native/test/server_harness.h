@@ -355,12 +355,20 @@ class TestClient {
     connection_ = net::Connection(std::move(*socket), transport);
   }
 
-  Answer hello(const std::array<uint8_t, 16>& cluster = kCluster, uint8_t version = wire::kProtocolVersion) {
+  // Frames after hello are of this version.
+  void speak(uint8_t version) {
+    connection_.reader.speak(version);
+    connection_.queue.speak(version);
+  }
+
+  Answer hello(const std::array<uint8_t, 16>& cluster = kCluster, uint8_t version = wire::kProtocolVersion,
+               uint8_t most = 0) {
     wire::Hello hello{};
     std::memcpy(hello.cluster, cluster.data(), 16);
     hello.client = client_;
     hello.role = static_cast<uint8_t>(wire::Role::kClient);
-    hello.version_min = hello.version_max = version;
+    hello.version_min = version;
+    hello.version_max = std::max(version, most);
     return ask(Type::kHello, hello);
   }
 

@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <linux/memfd.h>
 
+#include "net/version.h"
 #include "test/server_harness.h"
 
 using namespace ffs;
@@ -135,6 +136,27 @@ TEST_CASE("capabilities: none, other space, missing right, other client, expired
             .code() == EPERM);
   CHECK(thief.ask(Type::kOpenCapability, open, net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), 40))
             .code() == EINVAL);
+}
+
+TEST_CASE("a build that speaks a newer version works with one that doesn't") {
+  Cluster cluster({});
+  net::set_spoken_versions({1, 2});
+  for (const auto transport : {net::Transport::kTcp, net::Transport::kLocal}) {
+    TestClient older(*cluster.node(0).shard, transport);
+    CHECK(older.hello(kCluster, 1).hello.version == 1);
+    CHECK(older.open().code() == 0);
+    TestClient newer(*cluster.node(0).shard, transport);
+    REQUIRE(newer.hello(kCluster, 1, 2).hello.version == 2);
+    newer.speak(2);
+    CHECK(newer.open().code() == 0);
+    TestClient newest(*cluster.node(0).shard, transport);
+    CHECK(newest.hello(kCluster, 3, 4).detail() == Detail::kVersion);
+    TestClient fickle(*cluster.node(0).shard, transport);  // goes on in another version than was chosen
+    REQUIRE(fickle.hello(kCluster, 1, 2).hello.version == 2);
+    fickle.send(Type::kPing, wire::StatusReply{});
+    CHECK(fickle.closed());
+  }
+  net::set_spoken_versions({wire::kProtocolVersion, wire::kProtocolVersion});
 }
 
 TEST_CASE("requests for another target, chain or chain version say what to do") {

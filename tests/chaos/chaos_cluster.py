@@ -21,6 +21,7 @@ from ffs.rpc.pool import Pool
 
 LIMIT_S = 120.0  # only for a broken program
 META_PORT, CONTROL_PORT = 7550, 7560
+NEXT_VERSION = str(Path(__file__).with_name("next_version.py"))
 
 
 def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
@@ -32,21 +33,25 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> 
 
 
 class Process:
-    """A server that may be started several times. Its log grows over all of them."""
+    """A server that may be started several times, as this build or as one that reports the next version.
+    Its log grows over all of them."""
 
-    def __init__(self, name: str, command: list[str], root: Path) -> None:
+    def __init__(self, name: str, prefix: list[str], module: str, arguments: list[str], root: Path) -> None:
         self.name = name
-        self._command = command
+        self._prefix = prefix
+        self._module = module
+        self._arguments = arguments
         self._ready = root / f"{name}.ready"
         self.log = root / f"{name}.log"
         self._popen: subprocess.Popen[bytes] | None = None
         self.stopped = False
 
-    def start(self) -> None:
+    def start(self, *, next_version: bool = False) -> None:
         self._ready.unlink(missing_ok=True)
+        build = [NEXT_VERSION, self._module] if next_version else ["-m", self._module]
         with open(self.log, "ab") as log:
             self._popen = subprocess.Popen(
-                [*self._command, f"--ready-file={self._ready}"],
+                [*self._prefix, sys.executable, *build, *self._arguments, f"--ready-file={self._ready}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -72,6 +77,12 @@ class Process:
         if self._popen is not None and self.running:
             os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
+
+    def end(self) -> None:
+        """As an operator does it: it stops by itself."""
+        assert self._popen is not None
+        self._popen.terminate()
+        assert self._popen.wait(LIMIT_S) == 0, self.tail()
 
     def pause(self) -> None:
         if self._popen is not None and self.running:
@@ -116,22 +127,22 @@ class Cluster:
             f"{hosts.address(name)}:{META_PORT + at}" for at, name in enumerate(self.metas)
         )
         for at, name in enumerate(self.metas):
-            command = [
-                *hosts.command(name), *env, sys.executable, "-m", "metadata.server",
+            arguments = [
                 f"--store=lmdb://{root}/meta", f"--listen={hosts.address(name)}:{META_PORT + at}",
                 "--lease-ms=1000", f"--failure-timeout-ms={failure_timeout_ms}", secret_option,
             ]  # fmt: skip
-            self.processes[name] = Process(name, command, root)
+            prefix = [*hosts.command(name), *env]
+            self.processes[name] = Process(name, prefix, "metadata.server", arguments, root)
         for at, name in enumerate(self.nodes):
-            command = [
-                *hosts.command(name), *env, sys.executable, "-m", "storage_server.server",
+            arguments = [
                 f"--metadata={self.address}", f"--name={name}", f"--dir={root}/{name}",
                 f"--listen={hosts.address(name)}:{CONTROL_PORT + at}",
                 f"--device={root}/{name}.device:{device_bytes}", "--pool-size=48M", "--targets-per-device=16",
                 "--start-timeout-s=60", "--log-level=info", secret_option,
                 *(["--no-local"] if hosts.can_cut else []),
             ]  # fmt: skip
-            self.processes[name] = Process(name, command, root)
+            prefix = [*hosts.command(name), *env]
+            self.processes[name] = Process(name, prefix, "storage_server.server", arguments, root)
 
     def form(self, *, replicas: int = 3, chains_per_device: int = 4) -> None:
         for name in (*self.metas, *self.nodes):

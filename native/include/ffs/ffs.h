@@ -35,6 +35,10 @@ uint32_t ffs_crc32c(uint32_t seed, const void *data, size_t length); /* seed 0 t
 uint32_t ffs_copy_crc32c(void *to, const void *from, size_t length);
 /* Boot id and network namespace in one string: equal strings can use `local`. */
 int ffs_host_id(char *out, size_t capacity);
+/* Protocol versions that this process speaks on data connections; by default its build's own. Before the
+ * first server or client. For upgrades: holds a new build back to the old version, and lets a test have a
+ * build report another one. EINVAL: least > most, or 0. docs/wire_format.md, Hello. */
+int ffs_set_protocol_versions(uint32_t least, uint32_t most);
 
 /* ---- devices ------------------------------------------------------------------------ */
 

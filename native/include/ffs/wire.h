@@ -14,6 +14,7 @@ namespace ffs::wire {
 
 constexpr uint32_t kMagic = 0x31534646;  // "FFS1"
 constexpr uint8_t kProtocolVersion = 1;  // negotiated by hello; N and N-1 work together
+constexpr uint8_t kHelloVersion = 1;     // of hello and its reply, for ever
 constexpr uint32_t kMaxFixedBytes = 1024;
 constexpr uint32_t kMaxVarBytes = 256 * 1024;
 constexpr uint32_t kMaxPayloadBytes = 16 * 1024 * 1024;
