@@ -80,6 +80,7 @@ Problem recover(World& w, uint64_t keys) {
   w.record("sy");
   uint32_t writes = 0;
   const auto work = [&] {
+    if (w.chance(2)) w.nodes[1].install_outcome = w.chance(30) ? Outcome::no_space : Outcome::ok;
     if (writes < 300 && w.chance(10)) {
       w.random_update(0, keys);
       if (writes++ % 50 == 0) w.set_epoch(0, 4 + writes, writes);
@@ -102,6 +103,7 @@ Problem recover(World& w, uint64_t keys) {
         return w.serving("ab");
       }))
     return "b doesn't serve";
+  w.nodes[1].install_outcome = Outcome::ok;
   if (!w.until([&] { return w.quiet(); })) return "something stays pending";
   if (Problem p = lacks(w.nodes[0], w.nodes[1]); !p.empty()) return "when all is quiet: " + p;
   if (Problem p = lacks_epochs(w.nodes[0], w.nodes[1]); !p.empty()) return p;
@@ -303,15 +305,26 @@ TEST_CASE("what nobody has undamaged isn't spread, keeps the sync from its end, 
 TEST_CASE("each break of recovery is seen within few seeds") {
   for (Mutant mutant :
        {Mutant::early_promotion, Mutant::no_wait_in_step, Mutant::ignore_sync_numbers, Mutant::forget_backlog,
-        Mutant::no_retry_copy, Mutant::no_erase, Mutant::no_epoch_copy}) {
+        Mutant::no_retry_copy, Mutant::no_erase, Mutant::no_epoch_copy, Mutant::trust_old_attempts}) {
     CAPTURE(static_cast<int>(mutant));
     bool seen = false;
-    for (uint64_t seed = 1; seed <= 60 && !seen; seed++) {
+    for (uint64_t seed = 1; seed <= 150 && !seen; seed++) {
       World w(seed, 2, mutant);
       seen = !recover(w, 12).empty();
     }
     CHECK(seen);
   }
+}
+
+TEST_CASE("the break that spreads damage is seen") {
+  World w(6, 2, Mutant::spread_corruption);
+  w.record("s");
+  REQUIRE(w.until([&] { return w.serving("a"); }));
+  w.update(0, UpdateKind::write, 4);
+  REQUIRE(w.until([&] { return w.quiet(); }));
+  w.nodes[0].store.damage(ChunkKey::of_file(1 + 4 % 3, 4), /*silent=*/false);
+  w.record("sy");
+  CHECK(w.until([&] { return w.nodes[1].installs == 1; }));
 }
 
 TEST_CASE("sync messages: a golden one, and what is refused") {

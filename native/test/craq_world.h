@@ -97,6 +97,7 @@ struct World {
   std::mt19937_64 random;
   std::vector<Node> nodes;
   std::vector<Message> network;
+  std::vector<Message> late;  // repetitions that come when nobody thinks of them any more
   uint64_t now_ms = 1000;
   uint32_t loss_percent = 0, repeat_percent = 0;
   ChainConfig config;
@@ -127,7 +128,7 @@ struct World {
     const Notice* n = std::get_if<Notice>(&m.body);
     if (n != nullptr && (n->type == NoticeType::lease_ask || n->type == NoticeType::lease_grant)) return;
     if (chance(loss_percent)) return;
-    if (chance(repeat_percent)) network.push_back(m);
+    if (chance(repeat_percent)) (chance(50) ? network : late).push_back(m);
     network.push_back(std::move(m));
   }
 
@@ -159,6 +160,12 @@ struct World {
   // One thing that can happen.
   void step() {
     const uint64_t what = below(16);
+    if (!late.empty() && below(200) == 0) {
+      const size_t at = below(late.size());
+      network.push_back(late[at]);
+      late[at] = late.back();
+      late.pop_back();
+    }
     Node& n = nodes[below(nodes.size())];
     if (what < 8 && !network.empty()) return deliver();
     if (what < 12 && n.disk_step()) return;
@@ -263,7 +270,7 @@ inline bool Node::started_step(std::mt19937_64& random) {
   const size_t at = random() % started.size();
   const Started s = started[at];
   started.erase(started.begin() + static_cast<ptrdiff_t>(at));
-  const BufferRef b = s.brings && s.outcome == Outcome::ok ? buffer(s.content) : kNoBuffer;
+  const BufferRef b = s.brings && s.outcome != Outcome::absent ? buffer(s.content) : kNoBuffer;
   run([&](Effects& out) { replica->on_completion(s.op, s.outcome, b, world->now_ms, out); });
   return true;
 }
@@ -314,7 +321,8 @@ inline void Node::carry_out(Effects& out) {
       r.update = e->update;
       const std::string wrong =
           store.content_after(e->update, bytes(e->update.payload), e->keep_attributes, &r);
-      INFO(wrong, " kind ", int(e->update.kind), " length ", e->update.length_bytes, " offset ", e->update.offset_bytes,  " payload ", e->update.payload.value);
+      INFO(wrong, " kind ", int(e->update.kind), " length ", e->update.length_bytes, " offset ",
+           e->update.offset_bytes, " payload ", e->update.payload.value);
       REQUIRE(wrong.empty());
       append(r);
     }
