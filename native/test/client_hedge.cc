@@ -38,7 +38,7 @@ struct HedgeBench : Bench {
           o.request_timeout_ms = 120000;
           o.try_timeout_ms = try_timeout_ms;
           o.hedge_percent = percent;
-          o.hedge_after_ms = 20;
+          o.hedge_after_ms = 100;
         }) {}
   ffs_cqe read(uint32_t offset, uint64_t at = 0) {
     const ffs_sqe e = sqe(FFS_OP_READ, 1, kBytes, at, offset);
@@ -195,7 +195,7 @@ TEST_CASE("a second try that fails leaves the request where it was; one that bot
       if (!done.empty()) done.clear();
       REQUIRE(b.ring->prepare(&e, 1).taken == 1);
       for (int k = 0; k < 200 && asked == 0 && done.empty(); k++) done = b.complete(1, 5);
-      if (done.empty()) done = b.complete(1, 100);
+      if (done.empty()) done = b.complete(1, 300);
       if (done.empty() || b.ring->stats().hedges != hedges) break;
       ::usleep(20000);  // the mute one was slow before: that fades
     }
@@ -262,12 +262,12 @@ TEST_CASE("second tries are bounded: a burst, then a share of the reads") {
   std::atomic<int> reads{0};
   const auto slow = [&](Peer& p, net::Connection& c, const Peer::Request& r) {
     reads++;
-    ::usleep(30000);
+    ::usleep(120000);
     well(p, c, r);
   };
   Peer a(slow), other(slow);
   HedgeBench b({&a, &other}, TransportChoice::kTcp, 5);
-  constexpr int kReads = 60;
+  constexpr int kReads = 40;
   for (int i = 0; i < kReads; i++) CHECK(b.read(0).result == kBytes);
   CHECK(b.ring->stats().hedges <= 16 + kReads * 5 / 100 + 1);
   // And none where they are off.
