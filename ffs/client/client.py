@@ -209,7 +209,8 @@ def connect(
 
     address: "host:port[,host:port...]" of the metadata services, perhaps with "ffs://" before it and
     "?cluster=<hex id>" after it; None takes FFS_CLUSTER. transport: "auto", "tcp" or "local". secret:
-    the cluster secret (bytes), or the path of its file. Times in seconds; session_ttl is how long what
+    the cluster secret (bytes), or the path of its file; None: the file that FFS_CLUSTER_SECRET_FILE names,
+    if that is set. Times in seconds; session_ttl is how long what
     this client has open for writing outlives it. checksum: check data from end to end. unavailable_timeout:
     data requests of a chain that has no replica for so long raise ChainUnavailable. hedge_percent: how many
     late reads in a hundred may go to a second replica (0: none).
@@ -245,7 +246,9 @@ def _options(
     ):
         if not least <= value <= most:
             raise errors.InvalidArgument(f"{name} {value}: give {least:g} to {most:g} seconds")
-    if secret is not None and not isinstance(secret, bytes):
+    if secret is None:
+        secret = _environment_secret()
+    elif not isinstance(secret, bytes):
         from ffs.rpc.handshake import read_secret
 
         secret = read_secret(os.fspath(secret))
@@ -273,6 +276,15 @@ def _with_data_options(
     )
 
 
+def _environment_secret() -> bytes | None:
+    path = os.environ.get("FFS_CLUSTER_SECRET_FILE")
+    if not path:
+        return None
+    from ffs.rpc.handshake import read_secret
+
+    return read_secret(path)
+
+
 # --- the clients of this process ----------------------------------------------------------------
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -282,7 +294,7 @@ _shared_lock = threading.Lock()
 
 def default_client() -> Client:
     """The client of FFS_CLUSTER that this process shares: what `ffs.open` uses. Blocking at first."""
-    client = _client_for(resolve_address(None), ClientOptions())
+    client = _client_for(resolve_address(None), ClientOptions(secret=_environment_secret()))
     client.core  # noqa: B018 - connects
     return client
 

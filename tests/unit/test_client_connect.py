@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -147,8 +148,9 @@ def test_another_cluster_is_refused() -> None:
         ffs.connect(f"{address}?cluster={CLUSTER.hex()}")
 
 
-def test_a_secret_that_is_missing_or_wrong() -> None:
+def test_a_secret_that_is_missing_or_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     secret = b"s" * 32
+    (tmp_path / "secret").write_bytes(secret + b"\n")
     with serving(namespace, secret=secret) as (address, _):
         with pytest.raises(errors.Unauthenticated):
             ffs.connect(address)
@@ -157,6 +159,12 @@ def test_a_secret_that_is_missing_or_wrong() -> None:
         with ffs.connect(address, secret=secret) as client:
             assert client.cluster == CLUSTER
         assert "sss" not in repr(client._options)
+        monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(tmp_path / "secret"))
+        with ffs.connect(address) as client:
+            assert client.cluster == CLUSTER
+        monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(tmp_path / "none"))
+        with pytest.raises(FileNotFoundError, match="none"):
+            ffs.connect(address)
 
 
 @pytest.mark.parametrize(
