@@ -135,10 +135,11 @@ def _moving_lines(view: View) -> Iterator[str]:
             yield f"node {node.name} is being drained, {plural(node.leaving, 'target')} left{stuck}"
         elif node.draining:
             yield f"node {node.name} is drained: it may be switched off"
+        elif node.note:
+            yield f"node {node.name}: {node.note}"
     if view.reply.rebalancing:
         moving = sum(on_its_way(chain) for chain in view.reply.chains)
-        note = f": {view.reply.rebalance_note}" if view.reply.rebalance_note else ""
-        yield f"a rebalance goes on, {plural(moving, 'chain')} on their way{note}"
+        yield f"a rebalance goes on, {plural(moving, 'chain')} on their way"
     syncing = [chain for chain in view.reply.chains if chain.sync is not None]
     for chain in syncing[:SYNCS]:
         yield "  " + sync_line(view, chain)

@@ -396,7 +396,7 @@ class NodeView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     control: str
     silent_ms: int  # since its last heartbeat; -1: none since this manager took over
     leaving: int
-    note: str  # why its drain can't go on; ""
+    note: str  # why its drain, or its new device, can't go on; ""
     devices: tuple[DeviceView, ...]
 
 
@@ -461,7 +461,6 @@ class ClusterReply(Message, tag=121, kw_only=True):
     primary: str
     manager_ms: int
     rebalancing: bool  # a rebalance has moves to begin still
-    rebalance_note: str  # why it can't go on; ""
     nodes: tuple[NodeView, ...]
     targets: tuple[TargetView, ...]
     chains: tuple[ChainView, ...]

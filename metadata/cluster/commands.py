@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec.structs import replace
 
-from ffs.errors import Busy, InvalidArgument, NotFound, NotPermitted
+from ffs.errors import Busy, FfsError, InvalidArgument, NotFound, NotPermitted
 from ffs.proto.cluster import (
     ChainRecord,
     DrainNode,
@@ -40,8 +41,10 @@ from metadata.cluster.moves import (
     find_node,
     find_targets,
     fresh_devices,
+    in_chains,
     is_released,
     observe,
+    successors,
 )
 from metadata.cluster.routing import RoutingCache, View
 from metadata.cluster.status import cluster_reply, silent_ms
@@ -77,7 +80,8 @@ class Commands:
         self._busy = asyncio.Lock()
         self._looked_at: tuple[View, int] | None = None
         self.rebalancing: RebalanceRecord | None = None
-        self.notes: dict[int, str] = {}  # node (0: rebalance) -> why it can't go on
+        self.notes: dict[int, str] = {}  # node -> why what was begun there can't go on
+        self._noted: dict[int, str] = {}  # at the last look
 
     def handle_now(self, peer: Peer, request: Message) -> Message | None:
         if type(request) is GetCluster:
@@ -108,7 +112,9 @@ class Commands:
             if seen == self._looked_at:
                 return  # nothing has changed that a plan depends on
             self._looked_at = seen
-            await self._go_on_draining(view)
+            self._noted, self.notes = self.notes, {}
+            await self._put_in_place(view)
+            await self._go_on_draining(self._routing.view)
             await self._go_on_rebalancing()
 
     # drain
@@ -142,18 +148,44 @@ class Commands:
                 for target in goal_of(chain)
             )
         ]
-        self.notes = {node: note for node, note in self.notes.items() if node in leaving or node == 0}
         if not leaving:
             return
         plan = await self._planned(lambda cluster: plans.drain(cluster, set(leaving), partly=True))
-        for node_id in leaving:
-            note = "; ".join(plan.notes) if plan.unplaced else ""
-            if note and self.notes.get(node_id) != note:
-                log.warning("node %s can't be drained further: %s", view.nodes[node_id].name, note)
-            self.notes[node_id] = note
+        if plan.unplaced:
+            for node_id in leaving:
+                self._note(node_id, "; ".join(plan.notes))
         await self._apply(plan)
 
     # replace
+
+    async def _put_in_place(self, view: View) -> None:
+        """A node that has come back with an empty disk gets its replicas again, without a command. Nothing is
+        given up by that: what is replaced leaves its chain only when the new replica serves."""
+        for gone, fresh in successors(view):
+            node = next(node for node in view.nodes.values() for d in node.devices if d.uuid == fresh)
+            state = self._manager.nodes.get(node.id)
+            if state is None or not state.beats:
+                continue  # how large it is comes with the first report
+            targets = in_chains(view, gone)
+            try:
+                plan = await self._planned(partial(plans.replace, targets=targets, device=fresh))
+            except FfsError as error:
+                self._note(node.id, f"its new device can't take the place of {gone.hex()}: {error.message}")
+                continue
+            await self._apply(plan)
+            log.warning(
+                "node %s: device %s has taken the place of %s, %s to be filled",
+                node.name,
+                fresh.hex(),
+                gone.hex(),
+                plans.some(len(targets), "target"),
+            )
+
+    def _note(self, node: int, note: str) -> None:
+        """Said by status until the next look, and logged when it is new."""
+        if self._noted.get(node) != note:
+            log.warning("node %s: %s", self._routing.view.nodes[node].name, note)
+        self.notes[node] = note
 
     async def _replace(self, request: ReplaceTarget) -> MoveReply:
         view = self._routing.view

@@ -180,15 +180,16 @@ def find_targets(view: View, text: str) -> tuple[set[int], bytes]:
             raise InvalidArgument(f"target {text} is in no chain: there is nothing to replace")
         return {target.id}, target.device
     device = find_device(view, text).uuid
-    if not _in_chains(view, device) and "@" in text:
+    if not in_chains(view, device) and "@" in text:
         device = _missing_device(view, find_node(view, text.rpartition("@")[2]), text)
-    targets = _in_chains(view, device)
+    targets = in_chains(view, device)
     if not targets:
         raise InvalidArgument(f"no chain has a target on device {text}: there is nothing to replace")
     return targets, device
 
 
-def _in_chains(view: View, device: bytes) -> set[int]:
+def in_chains(view: View, device: bytes) -> set[int]:
+    """Targets of the device that chains shall end with."""
     return {target for chain in view.chains.values() for target in goal_of(chain)} & {
         target.id for target in view.targets.values() if target.device == device
     }
@@ -198,7 +199,7 @@ def _missing_device(view: View, node: NodeRecord, text: str) -> bytes:
     """The one whose place a new device has taken."""
     here = {device.uuid for device in node.devices}
     missing = sorted({target.device for target in view.targets.values() if target.node == node.id} - here)
-    missing = [device for device in missing if _in_chains(view, device)]
+    missing = [device for device in missing if in_chains(view, device)]
     if len(missing) > 1:
         raise InvalidArgument(
             f"node {node.name} lacks several devices: name the one that {text} replaces by its uuid: "
@@ -216,6 +217,31 @@ def fresh_devices(cluster: plans.Cluster, lost: bytes) -> list[bytes]:
     used = {cluster.homes[target] for chain in cluster.chains.values() for target in chain.goal}
     node = cluster.devices[lost].node
     return sorted(d.uuid for d in cluster.devices.values() if d.node == node and d.uuid not in used)
+
+
+def successors(view: View) -> list[tuple[bytes, bytes]]:
+    """Devices that chains want and that have gone, each with the unused one that has taken its place: of the
+    same node, which runs without the old one; or of a node that has the name of one that is silent (the same
+    machine, with its directory lost too)."""
+    wanted = {target for chain in view.chains.values() for target in goal_of(chain)}
+    found = []
+    for node in view.nodes.values():
+        if not node.alive or node.draining:
+            continue
+        family = {node.id} | {n.id for n in view.nodes.values() if n.name == node.name and not n.alive}
+        here = {device.uuid for device in node.devices}
+        gone = {
+            view.targets[target].device
+            for target in wanted
+            if view.targets[target].node in family and view.targets[target].device not in here
+        }
+        unused = [
+            device.uuid
+            for device in node.devices
+            if all(t in view.targets and view.targets[t].chain == 0 for t in device.targets)
+        ]
+        found += list(zip(sorted(gone), unused, strict=False))
+    return found
 
 
 # --- transactions ---------------------------------------------------------------------------------

@@ -137,7 +137,6 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
         primary=manager.lease.primary_address,
         manager_ms=manager.clock.now_ms(),
         rebalancing=commands.rebalancing is not None,
-        rebalance_note=commands.notes.get(0, ""),
         nodes=tuple(_node_view(manager, commands, node, reports, used) for node in view.nodes.values()),
         targets=tuple(
             _target_view(manager, target, reports.get(target.id))

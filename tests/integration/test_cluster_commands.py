@@ -239,7 +239,8 @@ def test_another_manager_goes_on(cluster: DevCluster, run: Run, stored: str, tmp
             wait_whole(run)
             check_files(cluster, stored)
             _add_a_node(cluster, run, stored)
-            _replace_a_dead_disk(cluster, run, stored)
+            _lose_a_disk(cluster, run, stored)
+            _replace(cluster, run, stored)
         finally:
             second.terminate()
 
@@ -256,21 +257,18 @@ def _add_a_node(cluster: DevCluster, run: Run, stored: str) -> None:
     check_files(cluster, stored)
 
 
-def _replace_a_dead_disk(cluster: DevCluster, run: Run, stored: str) -> None:
-    """A node comes back with an empty disk in the old one's place. What had three replicas is rebuilt; what
-    had one is lost, and led on empty when a person says so."""
+def _lose_a_disk(cluster: DevCluster, run: Run, stored: str) -> None:
+    """A node comes back with an empty disk in the old one's place. What had three replicas is rebuilt on it
+    without a command; what had one is lost, and led on empty when a person says so."""
     cluster.kill_node(2)
+    had = used_targets(run)["node2"]
     cluster.start_node(2, fresh=True)
-    device = cluster.directory.node(2) / "device"
-    lost = [device for device in node_of(run, "node2")["devices"] if not device["here"]]  # type: ignore[attr-defined]
-    assert len(lost) == 1
-    status, out, _ = run("cluster", "replace", f"{device}@node2", "--no-wait")
-    assert status == 0, out
-    assert out.startswith(f"{lost[0]['used_targets']} targets to fill")
     deadline = time.monotonic() + 90
     while True:
         ill = lines_of(run, "cluster", "chains", "--unhealthy")
-        if all(len(chain["wanted"]) == 1 and chain["state"] == "offline" for chain in ill):  # type: ignore[arg-type]
+        devices = list(node_of(run, "node2")["devices"])  # type: ignore[call-overload]
+        rebuilt = devices[0]["used_targets"] == had
+        if rebuilt and all(len(c["wanted"]) == 1 and c["state"] == "offline" for c in ill):  # type: ignore[arg-type]
             break
         assert time.monotonic() < deadline, ill
         time.sleep(0.3)
@@ -289,5 +287,27 @@ def _replace_a_dead_disk(cluster: DevCluster, run: Run, stored: str) -> None:
     assert status == 1
     assert "needs no force" in err
     wait_whole(run)
-    assert node_of(run, "node2")["devices"][0]["used_targets"] == lost[0]["used_targets"]  # type: ignore[index]
+    assert len(list(node_of(run, "node2")["devices"])) == 1  # type: ignore[call-overload]
+    check_files(cluster, stored)
+
+
+def _replace(cluster: DevCluster, run: Run, stored: str) -> None:
+    """One target onto a device that is named, then a device's onto the others."""
+    chain = next(c for c in lines_of(run, "cluster", "chains") if len(c["members"]) == 3)  # type: ignore[arg-type]
+    names = [f"node{n}" for n in range(5)]
+    other = next(name for name in names if name not in chain["nodes"])  # type: ignore[operator]
+    device = cluster.directory.path / other / "device"
+    leaving = chain["members"][1]  # type: ignore[index]
+    status, out, _ = run("cluster", "replace", str(leaving), "--device", f"{device}@{other}")
+    assert (status, out.splitlines()[-1]) == (0, f"{leaving} is replaced")
+    now = next(c for c in lines_of(run, "cluster", "chains") if c["id"] == chain["id"])
+    assert set(now["nodes"]) == {chain["nodes"][0], chain["nodes"][2], other}  # type: ignore[index, call-overload]
+    status, _, err = run("cluster", "replace", str(leaving))
+    assert status == 1
+    assert "nothing to replace" in err
+    with ffs.connect(cluster.address) as client, Load(client, stored):
+        status, out, err = run("cluster", "replace", f"{device}@{other}")
+    assert status == 0, (out, err)
+    assert used_targets(run)[other] == 0
+    wait_whole(run)
     check_files(cluster, stored)

@@ -119,7 +119,6 @@ def view(*chains: ChainView, nodes: tuple[NodeView, ...] = (), **changes: object
         primary="10.0.0.9:7",
         manager_ms=1,
         rebalancing=False,
-        rebalance_note="",
         nodes=nodes or (node(1), node(2), node(3), node(4)),
         targets=tuple(target(10 * n + k, n) for n in range(1, 5) for k in range(3)),
         chains=chains,

@@ -403,6 +403,70 @@ def test_replace_a_dead_disk_by_its_place() -> None:
     run(test)
 
 
+def test_a_new_disk_takes_the_place_of_a_lost_one_by_itself() -> None:
+    async def test() -> None:
+        async with cluster(nodes=3) as manager:
+            lost = on_node(manager.view, 2)
+            await lose_disk(manager, 2)
+            manager.nodes[2].beats = 0
+            await manager.commands.tick()
+            assert {t for c in manager.view.chains.values() for t in c.wanted} & lost, "not heard yet"
+            manager.hear()
+            await manager.commands.tick()
+            check(manager.view)
+            wanted = {t for c in manager.view.chains.values() for t in c.wanted}
+            assert not wanted & lost
+            assert len({t for t in wanted if manager.view.targets[t].device == device_uuid(2, 8)}) == len(
+                lost
+            )
+            before = manager.view
+            await manager.commands.tick()
+            assert manager.view is before
+            await settle(manager)
+            assert on_node(manager.view, 2) & lost == set()
+
+    run(test)
+
+
+def test_a_machine_that_comes_back_with_nothing_gets_its_replicas_again() -> None:
+    """Its directory was lost too: another node, of the same name. Two that are alive are two machines."""
+
+    async def test() -> None:
+        async with cluster(nodes=3) as manager:
+            lost = on_node(manager.view, 2)
+            records = node_records(7, targets=16)
+            records[node_key(7)] = replace(records[node_key(7)], name="n2")
+            await write(manager.store, records)
+            await manager.routing.refresh()
+            manager.hear()
+            await manager.commands.tick()
+            assert on_node(manager.view, 7) == set()
+            await write(manager.store, {node_key(2): replace(manager.view.nodes[2], alive=False)})
+            await manager.routing.refresh()
+            await manager.commands.tick()
+            check(manager.view)
+            assert len(on_node(manager.view, 7)) == len(lost)
+            assert not {t for c in manager.view.chains.values() for t in c.wanted} & lost
+
+    run(test)
+
+
+def test_a_new_disk_that_is_too_small_is_said() -> None:
+    async def test() -> None:
+        async with cluster(nodes=3) as manager:
+            await lose_disk(manager, 2)
+            manager.hear(free_bytes=10)
+            before = manager.view
+            await manager.commands.tick()
+            assert manager.view is before
+            status = await manager.ask(proto.GetCluster())
+            note = next(node.note for node in status.nodes if node.id == 2)
+            assert "its new device can't take the place of" in note
+            assert "10 bytes free: too little" in note
+
+    run(test)
+
+
 def test_replace_one_target_onto_a_device() -> None:
     async def test() -> None:
         async with cluster(nodes=4) as manager:

@@ -35,6 +35,7 @@ def storage(
         f"--ready-file={ready}",
         "--listen=127.0.0.1:0",
         "--pool-size=256M",
+        "--start-timeout-s=50",
         *labelled,
     ]
 
