@@ -102,7 +102,6 @@ struct Pending {
   Fate fate = Fate::unasked;  // with the predecessor, while reconciling
   bool loaded = false;        // only in the store: is sent as a whole chunk
   bool fallen = false;        // refused, or built on what was
-  bool journal_only = false;  // refused by the head before it was sent
   bool reached = false;       // the syncing member has it, or its refusal
   bool base_damaged = false;  // can't be staged until that is repaired
   bool obtaining = false;     // damaged here: another member is asked for the payload

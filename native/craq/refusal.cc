@@ -57,18 +57,16 @@ void Replica::Machine::refuse_durable(Pending* p, Outcome outcome) {
   Version version;
   UpdateIdentity identity;
   Outcome why = Outcome::ok;
-  bool journal_only = false;
   while (Pending* q = c->pendings.last()) {
     if (q->state != Pending::State::refusing) break;
     version = q->version();
     identity = q->update.identity;
     why = q->outcome;
-    journal_only = q->journal_only;
     if (!first()) remember_refused(c, version, identity, why);
     resolve(q, Pending::State::refused);
   }
   c->below_refused = false;
-  if (!first() && !journal_only) send_refusal(c, version, identity, why);
+  if (!first()) send_refusal(c, version, identity, why);
   if (c->unreconciled) settle(c);
   progress(c);  // an older one may have fallen meanwhile
   maybe_send_resent();
@@ -96,9 +94,20 @@ void Replica::Machine::cancel_received(const Notice& n) {
     return advance_refusal(c);
   }
   if (c->committed.version >= n.version || c->removed >= n.version || n.version < floor_) return;
-  // It never came here, so nor to those behind us; and should it still come, it is refused.
-  remember_refused(c, n.version, n.identity, n.outcome);
-  send_refusal(c, n.version, n.identity, n.outcome);
+  // It never came here, so nor to those behind us. Whoever needs no entry in the retry table is told at once.
+  const bool older = c->dirty() && c->pendings.last()->version() > n.version;
+  if (n.identity.client.value == 0 || older) {
+    remember_refused(c, n.version, n.identity, n.outcome);
+    return send_refusal(c, n.version, n.identity, n.outcome);
+  }
+  // The others are journalled here too: this member may lead the chain one day, and has to answer alike.
+  Update refused;
+  refused.key = n.key;
+  refused.version = n.version;
+  refused.base = newest(c).version;
+  refused.identity = n.identity;
+  fall(new_pending(refused, c), n.outcome);
+  advance_refusal(c);
 }
 
 void Replica::Machine::send_refusal(const Chunk* c, const Version& v, const UpdateIdentity& identity,

@@ -10,6 +10,7 @@ constexpr uint32_t kMaxActive = 16;    // repairs at a time
 constexpr uint32_t kMaxServed = 16;    // copies for others at a time; who isn't served asks again
 constexpr uint32_t kAsksOfOne = 4;     // before the next member is asked
 constexpr uint64_t kPauseFactor = 20;  // of resend_ms: until all are asked once more
+constexpr uint32_t kLookedAt = 256;    // at each tick, of those that rest
 constexpr size_t kMaxQuestions = 8;    // about ranges; an older one is forgotten, the scrubber comes again
 
 }  // namespace
@@ -33,7 +34,8 @@ void Repairer::obtain(const ChunkKey& key, const Version& version) {
 void Repairer::add(const ChunkKey& key, const Job& job) {
   if (!needed(key, job)) return;
   auto [at, fresh] = jobs_.try_emplace(Name{key, job.version}, job);
-  if (fresh || job.only != TargetId{}) return;
+  if (fresh) return set_state(at, Job::State::queued);
+  if (job.only != TargetId{}) return;
   at->second.only = TargetId{};  // known before, from a comparison
   if (!job.hand_over) at->second.hand_over = false;
 }
@@ -44,17 +46,19 @@ bool Repairer::needed(const ChunkKey& key, const Job& job) const {
   return host_.committed_now(key).version == job.version || host_.is(Mutant::repair_any_version);
 }
 
-void Repairer::set_state(Job& job, Job::State state) {
+void Repairer::set_state(Jobs::iterator at, Job::State state) {
   const auto busy = [](Job::State s) { return s != Job::State::queued && s != Job::State::resting; };
-  if (busy(job.state)) active_--;
-  if (busy(state)) active_++;
+  Job& job = at->second;
+  if (busy(job.state) && !busy(state)) active_.erase(at->first);
+  if (!busy(job.state) && busy(state)) active_.insert(at->first);
+  if (state == Job::State::queued) queue_.push_back(at->first);
   job.state = state;
   job.since_ms = host_.now_ms();
 }
 
 Repairer::Jobs::iterator Repairer::drop(Jobs::iterator at) {
   release(at->second.payload);
-  set_state(at->second, Job::State::queued);
+  active_.erase(at->first);
   return jobs_.erase(at);
 }
 
@@ -65,44 +69,48 @@ void Repairer::chain_changed() {
     Job& job = at->second;
     const bool disk = job.state == Job::State::fetching || job.state == Job::State::installing;
     job.tried = job.asks = 0;
-    if (!disk) set_state(job, Job::State::queued);
+    if (!disk) set_state(at, Job::State::queued);
     at = !disk && job.only != TargetId{} ? drop(at) : std::next(at);
   }
 }
 
 void Repairer::pump() {
-  if (jobs_.empty() || active_ >= kMaxActive) return;
-  for (auto at = jobs_.begin(); at != jobs_.end() && active_ < kMaxActive;) {
-    Job& job = at->second;
-    if (job.state != Job::State::queued) {
-      ++at;
-    } else if (!needed(at->first.first, job)) {
-      at = drop(at);
+  while (!queue_.empty() && active_.size() < kMaxActive) {
+    auto at = jobs_.find(queue_.front());
+    queue_.pop_front();
+    if (at == jobs_.end() || at->second.state != Job::State::queued) continue;
+    if (needed(at->first.first, at->second)) {
+      ask_next(at);
     } else {
-      const Name name = at->first;
-      ask_next(name.first, job);
-      at = jobs_.upper_bound(name);
+      drop(at);
     }
   }
 }
 
 void Repairer::tick() {
-  const uint64_t now = host_.now_ms();
-  for (auto at = jobs_.begin(); at != jobs_.end();) {
-    Job& job = at->second;
-    const bool disk = job.state == Job::State::fetching || job.state == Job::State::installing;
-    if (!disk && !needed(at->first.first, job)) {
-      at = drop(at);
-      continue;
+  const std::set<Name> asking = active_;
+  for (const Name& name : asking) {
+    auto at = jobs_.find(name);
+    if (at == jobs_.end() || at->second.state != Job::State::asking) continue;
+    if (!needed(name.first, at->second)) {
+      drop(at);
+    } else if (host_.now_ms() - at->second.since_ms >= options_.resend_ms) {
+      at->second.asks < kAsksOfOne ? ask(at) : ask_next(at);
     }
-    const Name name = at->first;
-    if (job.state == Job::State::asking && now - job.since_ms >= options_.resend_ms) {
-      job.asks < kAsksOfOne ? ask(name.first, job) : ask_next(name.first, job);
-    } else if (job.state == Job::State::resting && now - job.since_ms >= kPauseFactor * options_.resend_ms) {
-      job.tried = 0;
-      set_state(job, Job::State::queued);
+  }
+  // Of all others some at a time: which rest until all members are asked once more, or aren't needed now.
+  for (uint32_t i = 0; i < kLookedAt && !jobs_.empty(); i++) {
+    auto at = jobs_.upper_bound(looked_at_);
+    if (at == jobs_.end()) at = jobs_.begin();
+    looked_at_ = at->first;
+    const bool rested = host_.now_ms() - at->second.since_ms >= kPauseFactor * options_.resend_ms;
+    if (at->second.state != Job::State::resting && at->second.state != Job::State::queued) continue;
+    if (!needed(at->first.first, at->second)) {
+      drop(at);
+    } else if (at->second.state == Job::State::resting && rested) {
+      at->second.tried = 0;
+      set_state(at, Job::State::queued);
     }
-    at = jobs_.upper_bound(name);
   }
 }
 
@@ -127,32 +135,35 @@ std::optional<uint32_t> Repairer::next_member(const Job& job) const {
   return std::nullopt;
 }
 
-void Repairer::ask_next(const ChunkKey& key, Job& job) {
+void Repairer::ask_next(Jobs::iterator at) {
+  Job& job = at->second;
   const std::optional<uint32_t> member = next_member(job);
-  if (!member.has_value()) return nobody_has_it(key, job);
+  if (!member.has_value()) return nobody_has_it(at);
   job.tried |= 1u << *member;
   job.asked = host_.config().members[*member].target;
   job.asks = 0;
   job.id = ++last_id_;
-  ask(key, job);
+  ask(at);
 }
 
-void Repairer::ask(const ChunkKey& key, Job& job) {
-  set_state(job, Job::State::asking);
+void Repairer::ask(Jobs::iterator at) {
+  set_state(at, Job::State::asking);
+  Job& job = at->second;
   job.asks++;
-  SyncMessage m{.kind = SyncKind::fetch, .number = job.id, .key = key};
+  SyncMessage m{.kind = SyncKind::fetch, .number = job.id, .key = at->first.first};
   m.chunk.version = job.version;
   host_.send_sync(job.asked, m, kNoBuffer);
 }
 
-void Repairer::nobody_has_it(const ChunkKey& key, Job& job) {
-  const Version version = job.version;
+void Repairer::nobody_has_it(Jobs::iterator at) {
+  const auto [key, version] = at->first;
+  Job& job = at->second;
   if (job.only != TargetId{}) {  // the predecessor's copy is the damaged one, or has changed
-    drop(jobs_.find(Name{key, version}));
+    drop(at);
     return;
   }
   const bool hand_over = job.hand_over;
-  set_state(job, Job::State::resting);
+  set_state(at, Job::State::resting);
   if (!job.reported) host_.emit(Repaired{key, version, false});
   job.reported = true;
   if (hand_over) return host_.obtained(key, version, Outcome::absent, kNoBuffer);
@@ -176,7 +187,7 @@ void Repairer::fetched(TargetId from, const SyncMessage& m, BufferRef payload, P
   Job& job = at->second;
   if (m.outcome != Outcome::ok) {
     release(payload);
-    return ask_next(m.key, job);
+    return ask_next(at);
   }
   const bool spread = host_.is(Mutant::spread_corruption);
   const bool missing = m.chunk.length_bytes > 0 && payload == kNoBuffer;
@@ -186,9 +197,9 @@ void Repairer::fetched(TargetId from, const SyncMessage& m, BufferRef payload, P
   job.payload = payload;
   job.chunk = m.chunk;
   if (payload_state != PayloadState::later || m.chunk.length_bytes == 0) {
-    return job.hand_over ? hand_over(at) : install(m.key, job);
+    return job.hand_over ? hand_over(at) : install(at);
   }
-  set_state(job, Job::State::fetching);
+  set_state(at, Job::State::fetching);
   const OpId op = host_.new_sync_op(SyncPart::repair);
   ops_[op] = at->first;
   host_.emit(Fetch{op, payload});
@@ -196,10 +207,12 @@ void Repairer::fetched(TargetId from, const SyncMessage& m, BufferRef payload, P
 
 // ---- Putting it in place ------------------------------------------------------------------------
 
-void Repairer::install(const ChunkKey& key, Job& job) {
-  set_state(job, Job::State::installing);
+void Repairer::install(Jobs::iterator at) {
+  set_state(at, Job::State::installing);
+  const ChunkKey& key = at->first.first;
+  const Job& job = at->second;
   const OpId op = host_.new_sync_op(SyncPart::repair);
-  ops_[op] = Name{key, job.version};
+  ops_[op] = at->first;
   Install effect{.op = op, .key = key, .chunk = job.chunk, .payload = job.payload, .only_over = job.version};
   effect.background = false;
   if (host_.is(Mutant::repair_any_version)) effect.only_over = Version{};
@@ -223,11 +236,11 @@ void Repairer::completed(OpId op, Outcome outcome, BufferRef payload) {
     drop(job);
   } else if (outcome != Outcome::ok) {
     release(job->second.payload);
-    set_state(job->second, Job::State::asking);  // asked again by tick()
+    set_state(job, Job::State::asking);  // asked again by tick()
   } else if (job->second.hand_over) {
     hand_over(job);
   } else {
-    install(job->first.first, job->second);
+    install(job);
   }
 }
 
@@ -253,7 +266,7 @@ void Repairer::installed(Jobs::iterator at, Outcome outcome) {
   } else if (outcome == Outcome::condition_failed || !needed(key, job)) {
     drop(at);
   } else {
-    set_state(job, Job::State::resting);  // no room: later
+    set_state(at, Job::State::resting);  // no room: later
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <map>
+#include <set>
 
 #include "craq/resync.h"
 
@@ -65,14 +66,14 @@ class Repairer {
   using Jobs = std::map<Name, Job>;
   void add(const ChunkKey& key, const Job& job);
   bool needed(const ChunkKey& key, const Job& job) const;
-  void set_state(Job& job, Job::State state);
+  void set_state(Jobs::iterator at, Job::State state);
   Jobs::iterator drop(Jobs::iterator at);
   std::optional<uint32_t> next_member(const Job& job) const;
-  void ask(const ChunkKey& key, Job& job);
-  void ask_next(const ChunkKey& key, Job& job);
-  void nobody_has_it(const ChunkKey& key, Job& job);
+  void ask(Jobs::iterator at);
+  void ask_next(Jobs::iterator at);
+  void nobody_has_it(Jobs::iterator at);
   void fetched(TargetId from, const SyncMessage& m, BufferRef payload, PayloadState payload_state);
-  void install(const ChunkKey& key, Job& job);
+  void install(Jobs::iterator at);
   void hand_over(Jobs::iterator at);
   void installed(Jobs::iterator at, Outcome outcome);
   void serve(TargetId to, const SyncMessage& m);
@@ -84,7 +85,9 @@ class Repairer {
   SyncHost& host_;
   const Options& options_;
   Jobs jobs_;
-  uint32_t active_ = 0;  // asking, fetching or installing
+  std::set<Name> active_;   // asking, fetching or installing
+  std::deque<Name> queue_;  // queued; some may have ceased to be
+  Name looked_at_;
   uint64_t last_id_ = 0;
   uint64_t repaired_ = 0;
   std::unordered_map<OpId, Name> ops_;  // fetches and installs

@@ -118,10 +118,8 @@ void Replica::Machine::judge_update(Request* r, const ClientUpdate& u) {
   r->state = Request::State::wants_result;
   p->waiters.push(r);
   if (room == Outcome::ok) return begin_update(p);
-  // A refusal is a result: journal it, so that a late repetition isn't applied after all.
-  p->journal_only = true;
+  // A refusal is a result: all members journal it, so that a late repetition isn't applied after all.
   fall(p, room);
-  c->below_refused = true;
   advance_refusal(c);
 }
 

@@ -122,6 +122,7 @@ void Replica::Machine::resend_old() {
 
 void Replica::Machine::peer_connected(TargetId target) {
   if (!acts() || !on_path()) return;
+  if (target == syncing_member()) sync_source_.connected();
   const bool below = !last() && target == successor();
   if (!below && (first() || target != predecessor())) return;
   nudge(below);

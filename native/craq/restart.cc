@@ -206,7 +206,7 @@ void Replica::Machine::forget_neighbours() {
     p->held = first();
     p->acked = p->sent = false;
     p->fate = Fate::unasked;
-    p->chunk->below_refused = p->journal_only;
+    p->chunk->below_refused = false;
     p->chunk->unreconciled = p->chunk->probed = false;
     p->chunk->probe = Version{};
   }

@@ -98,6 +98,25 @@ TEST_CASE("what was refused while there was a successor is refused when it has g
   CHECK(w.replica(1).status().pendings == 0);
 }
 
+TEST_CASE("what the head has refused, the next head refuses, too") {
+  Wired w(3);
+  w.begin({0, 1, 2});
+  w[0].stages_end = Outcome::over_quota;
+  w.cut = {{0, 1}};
+  const RequestToken token = w.write(0, kKey, 5);  // nobody else gets it
+  w.settle();
+  CHECK(!w.answered(token));
+  w.cut.clear();
+  w.pass(1000);
+  CHECK(w.reply(token).outcome == Outcome::over_quota);
+  w[0].down = true;
+  w.record_all(w.config(2, {1, 2}, {}, {0}));
+  CHECK(w.reply(w.write(1, kKey, 5, 2)).outcome == Outcome::over_quota);  // a late repetition
+  w.record_all(w.config(3, {2}, {}, {0, 1}));
+  CHECK(w.reply(w.write(2, kKey, 5, 3)).outcome == Outcome::over_quota);
+  CHECK(all_have(w, {1, 2}, kKey, 0));
+}
+
 TEST_CASE("only one is left: it commits all that it has") {
   Wired w(2);
   w.begin({0, 1});

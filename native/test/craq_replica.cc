@@ -289,11 +289,18 @@ TEST_CASE("what can't be: refused as invalid, with its payload released") {
   }
 }
 
-TEST_CASE("a full device is a refusal that is journalled before it is answered") {
+TEST_CASE("a full device is a refusal that all members journal before it is answered") {
   Fixture f(2);
   f.store.room = Outcome::no_space;
   f.send(f.write(1, 100));
   CHECK(f.count<SendUpdate>() == 0);
+  CHECK(f.count<Refuse>() == 0);
+  const Notice cancel = f.take<SendNotice>().notice;
+  CHECK(cancel.type == NoticeType::cancel);
+  f.out.clear();
+  Notice refusal{
+      .type = NoticeType::refusal, .outcome = cancel.outcome, .key = kKey, .version = cancel.version};
+  f.from_below(refusal);
   CHECK(f.count<Reply>() == 0);
   Refuse refuse = f.take<Refuse>();
   CHECK(refuse.outcome == Outcome::no_space);
