@@ -77,6 +77,8 @@ class AskerHandshake:
         self.reply: HelloReply | None = None
         self.hello = encode_message(
             Hello(
+                protocol_min=PROTOCOL_MIN,
+                protocol_max=PROTOCOL_MAX,
                 cluster=cluster,
                 role=role,
                 name=name,
