@@ -1,5 +1,7 @@
 #include "craq/repair.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace ffs::craq {
@@ -65,6 +67,7 @@ Repairer::Jobs::iterator Repairer::drop(Jobs::iterator at) {
 void Repairer::chain_changed() {
   questions_.clear();
   copies_.clear();  // what they bring is released
+  queue_.clear();
   for (auto at = jobs_.begin(); at != jobs_.end();) {
     Job& job = at->second;
     const bool disk = job.state == Job::State::fetching || job.state == Job::State::installing;
@@ -99,7 +102,8 @@ void Repairer::tick() {
     }
   }
   // Of all others some at a time: which rest until all members are asked once more, or aren't needed now.
-  for (uint32_t i = 0; i < kLookedAt && !jobs_.empty(); i++) {
+  const size_t looks = std::min<size_t>(kLookedAt, jobs_.size());
+  for (size_t i = 0; i < looks && !jobs_.empty(); i++) {
     auto at = jobs_.upper_bound(looked_at_);
     if (at == jobs_.end()) at = jobs_.begin();
     looked_at_ = at->first;
