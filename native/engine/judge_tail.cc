@@ -33,6 +33,7 @@ Status Recovery::judge_chunk(const OrderedKey& key, const std::vector<TailRecord
   State& state = *s_.state;
   std::vector<uint8_t> saved;
   if (uint32_t chunk = state.index.find(key.first, key.second)) {
+    FFS_TRY_STATUS(s_.apply_now(chunk));  // or its records might be larger than records may be
     saved.resize(state.chunk_record_bytes(chunk));
     Writer writer(saved.data(), saved.size());
     uint32_t count = 0;

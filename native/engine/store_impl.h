@@ -231,7 +231,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void apply_next(ApplyJob* job);
   void apply_synced(uint64_t sync);
   void end_apply(ApplyJob* job);
-  Status apply_all_now();  // recovery
+  Status apply_now(uint32_t chunk);  // recovery
+  Status apply_all_now();
 
   // --- snapshots (snapshot.cc)
   struct TableSlice {
@@ -309,6 +310,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool poisoned = false;
   bool closing = false;
   bool replaying = true;
+  bool applied_now = false;  // recovery has written overlays
   bool flush_wanted = false;
   bool pump_scheduled = false;
   io::Op pump_op;

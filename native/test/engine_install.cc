@@ -626,6 +626,64 @@ TEST_CASE("a device of the version before is opened, and refuses to go back") {
 
 // ------------------------------------------------------------------------------ crashes
 
+TEST_CASE("recovery of chunks with many small overwrites since the last snapshot") {
+  for (int what = 0; what < 4; what++) {
+    CAPTURE(what);
+    Harness h(static_cast<uint64_t>(13 + what));
+    h.format();
+    h.open();
+    auto model = random_bytes(100'000, 1);
+    REQUIRE(h.write(1, v(1), {}, 0, model, true) == 0);
+    uint64_t version = 1;
+    auto put = [&](bool commit) {
+      auto data = random_bytes(3'000, version);
+      const uint32_t offset = static_cast<uint32_t>(version * 977 % 90'000);
+      REQUIRE(h.write(1, v(version + 1), v(version), offset, data, commit) == 0);
+      version++;
+      if (commit) std::memcpy(model.data() + offset, data.data(), data.size());
+    };
+    for (int i = 0; i < 150; i++) {
+      put(true);
+      if (i % 10 != 0) continue;
+      for (int j = 0; j < 20; j++) {  // so that they go into their slot
+        h.clock_us += 20'000;
+        h.store->tick(h.clock_us);
+        for (int k = 0; k < 20; k++) h.io->run_once(0);
+      }
+    }
+    REQUIRE(h.store->metrics().snapshots == 0);
+    const uint64_t committed = version;
+    if (what >= 1) put(false), put(false);
+    // The pendings keep the old slot and all that lies over it.
+    if (what >= 2) REQUIRE(install(h, 1, v(committed), model, v(committed)) == 0);
+    for (int again = 0; again < 3; again++) {
+      h.settle();  // not closed: a crash
+      h.open();
+      CHECK(h.store->check_consistency() == "");
+      CHECK(h.pending_count(1) == (what >= 1 ? 2 : 0));
+      CHECK(h.read(1, 0, 200'000).bytes == model);
+      if (what == 3) {  // what was replayed fits a snapshot
+        h.store->start_snapshot();
+        while (h.store->metrics().snapshots == 0) {
+          h.clock_us += 1'000;
+          h.store->tick(h.clock_us);
+          h.io->run_once(0);
+        }
+      }
+    }
+    if (what >= 1) {
+      REQUIRE(h.commit(1, v(version)));
+      for (uint64_t n = committed; n < version; n++) {
+        auto data = random_bytes(3'000, n);
+        std::memcpy(model.data() + n * 977 % 90'000, data.data(), data.size());
+      }
+      CHECK(h.read(1, 0, 200'000).bytes == model);
+      reopen(h);
+      CHECK(h.read(1, 0, 200'000).bytes == model);
+    }
+  }
+}
+
 TEST_CASE("crash at any event with installs, erasures, resets and releases") {
   uint64_t first = 1, seeds = 8;
   if (const char* text = std::getenv("FFS_ENGINE_SEED")) first = std::strtoull(text, nullptr, 10), seeds = 1;
