@@ -270,7 +270,11 @@ class Watch:
         changed_s = time.monotonic()
         before: object = None
         while True:
+            looked_s = time.monotonic()
             view = look()
+            pause_s = max(
+                POLL_S, 5 * (time.monotonic() - looked_s)
+            )  # a large cluster's manager has other work
             chains = left(view)
             if chains == []:
                 self._finished(view)
@@ -287,7 +291,7 @@ class Watch:
                 if reason := stuck(view):
                     raise FfsError(reason)
                 self._say_what_is_waited_for(view, chains)
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
 
     def _show(self, view: View, chains: list[ChainView]) -> None:
         self._most = max(self._most, len(chains))

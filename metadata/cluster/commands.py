@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from msgspec.structs import replace
 
-from ffs.errors import Busy, FfsError, InvalidArgument, NotFound, NotPermitted
+from ffs.errors import Busy, FfsError, InvalidArgument, NoSpace, NotFound, NotPermitted, Overloaded
 from ffs.proto.cluster import (
     ChainRecord,
     DrainNode,
@@ -131,7 +131,7 @@ class Commands:
         def plan(cluster: plans.Cluster) -> plans.Plan:
             return plans.drain(cluster, {node.id})
 
-        await self._planned(plan)  # a refusal leaves all as it is
+        await self._planned_or_refused(plan)  # a refusal leaves all as it is
         await self._moves.set_draining(node.id, True)
         await self._manager.records_changed()
         log.warning("node %s is being drained", node.name)
@@ -332,9 +332,26 @@ class Commands:
         cluster = observe(self._routing.view, self._manager.nodes)
         return await asyncio.to_thread(planner, cluster)
 
+    async def _planned_or_refused(self, planner: Planner) -> plans.Plan:
+        """Overloaded (ask again) where room is short only until released targets are empty."""
+        try:
+            return await self._planned(planner)
+        except NoSpace as error:
+            view = self._routing.view
+            emptied = sum(
+                is_released(view, target) and view.nodes[target.node].alive
+                for target in view.targets.values()
+            )
+            if emptied:
+                raise Overloaded(
+                    f"{error.message}; or try again soon: {plans.some(emptied, 'target')} that chains have "
+                    "given up are being emptied"
+                ) from None
+            raise
+
     async def _carry_out(self, planner: Planner, node: int) -> MoveReply:
         """Plans and stores until nothing is left to do, or the records keep changing."""
-        plan = first = await self._planned(planner)
+        plan = first = await self._planned_or_refused(planner)
         for _ in range(TRIES):
             if not plan.changes or len(await self._apply(plan)) == len(plan.changes):
                 break

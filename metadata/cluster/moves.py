@@ -223,18 +223,20 @@ def successors(view: View) -> list[tuple[bytes, bytes]]:
     """Devices that chains want and that have gone, each with the unused one that has taken its place: of the
     same node, which runs without the old one; or of a node that has the name of one that is silent (the same
     machine, with its directory lost too)."""
-    wanted = {target for chain in view.chains.values() for target in goal_of(chain)}
+    here = {device.uuid for node in view.nodes.values() if node.alive for device in node.devices}
+    lost: dict[bytes, int] = {}  # device -> the node that had it
+    for chain in view.chains.values():
+        for target in (view.targets[member] for member in goal_of(chain)):
+            if target.device not in here:
+                lost[target.device] = target.node
+    if not lost:
+        return []
     found = []
     for node in view.nodes.values():
         if not node.alive or node.draining:
             continue
         family = {node.id} | {n.id for n in view.nodes.values() if n.name == node.name and not n.alive}
-        here = {device.uuid for device in node.devices}
-        gone = {
-            view.targets[target].device
-            for target in wanted
-            if view.targets[target].node in family and view.targets[target].device not in here
-        }
+        gone = [device for device, owner in lost.items() if owner in family]
         unused = [
             device.uuid
             for device in node.devices

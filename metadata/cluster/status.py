@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -130,6 +130,9 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
         for target, report in state.reports.items()
     }
     used = {target for chain in view.chains.values() for target in (*chain.members, *goal_of(chain))}
+    targets_of: dict[int, list[TargetRecord]] = {}
+    for target in view.targets.values():
+        targets_of.setdefault(target.node, []).append(target)
     return ClusterReply(
         cluster=manager.cluster,
         epoch=view.epoch,
@@ -137,7 +140,10 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
         primary=manager.lease.primary_address,
         manager_ms=manager.clock.now_ms(),
         rebalancing=commands.rebalancing is not None,
-        nodes=tuple(_node_view(manager, commands, node, reports, used) for node in view.nodes.values()),
+        nodes=tuple(
+            _node_view(manager, commands, node, targets_of.get(node.id, []), reports, used)
+            for node in view.nodes.values()
+        ),
         targets=tuple(
             _target_view(manager, target, reports.get(target.id))
             for target in view.targets.values()
@@ -152,11 +158,11 @@ def _node_view(
     manager: Manager,
     commands: Commands,
     node: NodeRecord,
+    mine: Sequence[TargetRecord],
     reports: Mapping[int, TargetReport],
     used: set[int],
 ) -> NodeView:
     view = manager.view
-    mine = [target for target in view.targets.values() if target.node == node.id]
     here = {device.uuid: device for device in node.devices}
     by_device: dict[bytes, list[TargetRecord]] = {uuid: [] for uuid in here}
     for target in mine:

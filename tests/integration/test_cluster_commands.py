@@ -198,7 +198,8 @@ def test_interrupted_and_undone(cluster: DevCluster, run: Run, stored: str) -> N
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert drain.stdout is not None
-    assert "targets to fill" in drain.stdout.readline()
+    first = drain.stdout.readline()
+    assert "targets to fill" in first, drain.communicate(timeout=60)
     drain.send_signal(signal.SIGINT)
     _, err = drain.communicate(timeout=60)
     if drain.returncode != 0:  # 0: it was done before the signal came

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ffs.errors import Busy, InvalidArgument, NoSpace, NotFound, NotPermitted
+from ffs.errors import Busy, InvalidArgument, NoSpace, NotFound, NotPermitted, Overloaded
 from ffs.proto import cluster as proto
 from ffs.rpc.handshake import Peer
 from metadata.cluster.clock import ManagerClock
@@ -296,6 +296,23 @@ def test_a_refused_drain_leaves_all_as_it_was() -> None:
             assert not manager.view.nodes[2].draining
             with pytest.raises(NotFound, match="no node n9; there are: n1, n2, n3, n4"):
                 await manager.ask(proto.DrainNode(node="n9"))
+
+    run(test)
+
+
+def test_room_that_is_about_to_be_there_is_worth_waiting_for() -> None:
+    async def test() -> None:
+        async with cluster(nodes=4, targets=12) as manager:
+            await manager.ask(proto.DrainNode(node="n2"))
+            await manager.ask(proto.DrainNode(node="n2", undo=True))
+            released_now = [t for t in manager.view.targets.values() if is_released(manager.view, t)]
+            assert released_now
+            with pytest.raises(Overloaded, match="that chains have given up are being emptied"):
+                await manager.ask(proto.DrainNode(node="n3"))
+            assert not manager.view.nodes[3].draining
+            manager.hear()
+            await manager.commands.tick()
+            assert (await manager.ask(proto.DrainNode(node="n3"))).targets == 8
 
     run(test)
 
