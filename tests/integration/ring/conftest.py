@@ -95,7 +95,10 @@ class Nodes:
         self.lead()
 
     def chains(self, counter: int = 1, proposed: bool = False) -> list[ChainRoute]:
-        return [ChainRoute(c, 1, counter, m, (SERVING,) * len(m), proposed) for c, m in self.members.items()]
+        return [
+            ChainRoute(c, 1, counter, m, (SERVING,) * len(m), proposed, incarnations=(1,) * len(m))
+            for c, m in self.members.items()
+        ]
 
     def configure(self, epoch: int, proposed: bool) -> None:
         for node in self.nodes:

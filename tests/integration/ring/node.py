@@ -33,7 +33,12 @@ def main() -> None:
                 server.configure(
                     order["epoch"],
                     order["manager_ms"],
-                    [ChainRoute(**{**c, "members": tuple(c["members"])}) for c in order["chains"]],
+                    [
+                        ChainRoute(
+                            **{**c, "members": tuple(c["members"]), "incarnations": tuple(c["incarnations"])}
+                        )
+                        for c in order["chains"]
+                    ],
                     [TargetRoute(**t) for t in order["targets"]],
                 )
             elif order["do"] == "report":
