@@ -97,18 +97,19 @@ void Replica::Machine::proposed(const ChainConfig& config) {
   }
   // What is durable here tells the manager which versions this target has been a part of: one that has no
   // part in the chain keeps no proposal that leaves it out.
-  const bool takes_part = serves(config, self_) || syncs(config, self_);
-  if (!takes_part && !on_path()) return;
+  const bool takes_part = serves(next_config_, self_);
+  if (!takes_part && !serves(config, self_) && !syncs(config, self_)) return;
   proposal_ = config;
   proposal_waits_ = true;
-  if (!serves(config, self_) && !is(Mutant::keep_serving_when_left_out)) stand_down();
+  const bool left_out = takes_part && !serves(config, self_);
+  if (left_out && !is(Mutant::keep_serving_when_left_out)) stand_down();
   persist_proposal();
 }
 
 // The chain may go on without this member as soon as this proposal is durable here.
 void Replica::Machine::stand_down() {
   recorded_waits_ = false;
-  if (on_path() && phase_ != Phase::offline && phase_ != Phase::failed) go_offline(Reason::left_out);
+  if (phase_ != Phase::offline && phase_ != Phase::failed) go_offline(Reason::left_out);
 }
 
 // Once it is durable here, the chain may go on without those that it leaves out: not before the leases

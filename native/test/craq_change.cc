@@ -406,6 +406,29 @@ TEST_CASE("a target that has no part in a chain keeps no proposal that leaves it
   CHECK(w.replica(2).status().persisted.proposed == ChainVersion{1, 3});
 }
 
+TEST_CASE("a proposal that leaves out a member that is still adopting isn't lost") {
+  Wired w(2);
+  w.lease_all(w.now + 3'600'000);
+  w[1].hold_disk = true;
+  w.record(1, w.config(1, {0, 1}));
+  w.propose(1, w.config(2, {0}, {}, {1}));
+  w[1].hold_disk = false;
+  w.settle();
+  CHECK(w.replica(1).status().persisted.proposed == ChainVersion{1, 2});
+  CHECK(w.replica(1).status().chain_version == ChainVersion{});
+  // The same during the start hold.
+  w.begin({0, 1});
+  w.record_all(w.config(3, {0, 1}));
+  w.start(1);
+  w.record(1, w.config(4, {0, 1}));
+  w.propose(1, w.config(5, {0}, {}, {1}));
+  w.now += 2000;
+  w.tick(1);
+  w.settle();
+  CHECK(w.replica(1).status().persisted.proposed == ChainVersion{1, 5});
+  CHECK(w.replica(1).status().chain_version == ChainVersion{});
+}
+
 bool serves_although_left_out(Mutant mutant) {
   Wired w(2, mutant);
   w.begin({0, 1});
