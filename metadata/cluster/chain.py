@@ -228,16 +228,12 @@ def recorded_by(record: ChainRecord, proposal: Proposal) -> ChainRecord:
     return after
 
 
-def states_now(
-    record: ChainRecord, incarnations: Sequence[int], alive: Sequence[bool] | None = None
-) -> tuple[int, ...]:
-    """The members' states for clients, given their nodes' present incarnations and whether these are
-    heard: one that restarted doesn't take part before a version was recorded with it."""
+def states_now(record: ChainRecord, incarnations: Sequence[int]) -> tuple[int, ...]:
+    """The members' states for clients, given their nodes' present incarnations: one that restarted doesn't
+    take part before a version was recorded with it."""
     return tuple(
-        state if was == now and (alive is None or alive[at]) else int(TargetState.OFFLINE)
-        for at, (state, was, now) in enumerate(
-            zip(record.states, record.incarnations, incarnations, strict=True)
-        )
+        state if was == now else int(TargetState.OFFLINE)
+        for state, was, now in zip(record.states, record.incarnations, incarnations, strict=True)
     )
 
 

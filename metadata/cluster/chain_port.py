@@ -127,7 +127,7 @@ class StorageControl:
             route = view.chain_route(record)
             for member, state in zip(route.members, route.states, strict=True):
                 node = view.node_of(member)
-                if state == TargetState.SERVING and node.control:
+                if state == TargetState.SERVING and node.control and node.alive:
                     return node
             left = deadline - loop.time()
             if left <= 0:

@@ -68,6 +68,7 @@ MAX_WAIT_MS: Final = 60_000
 FENCES_A_REPLY: Final = 1024
 RECORDS_A_TRANSACTION: Final = 1000
 USAGE_S: Final = 2.0
+HELD_UP_LOG_S: Final = 10.0  # between two warnings that this process was late
 
 
 @dataclass(slots=True)
@@ -239,13 +240,15 @@ class Manager:
         """Judges who is there, as often as that may change. Waits for nothing else: when it is late, so was
         the whole process."""
         period_s = min(self.failure_timeout_s / 10, 0.25)
+        said_s = float("-inf")
         while True:
             now = self.now_s()
             await asyncio.sleep(min(period_s, max(0.001, self._presences.next_change_s(now) - now)))
             forgiven_s = self._presences.tick(self.now_s())
             if not self.lease.primary or self._term != self.lease.term:
                 continue
-            if forgiven_s:
+            if forgiven_s and self.now_s() - said_s > HELD_UP_LOG_S:
+                said_s = self.now_s()
                 log.warning("this process was held up for %.1f s: that silence isn't counted", forgiven_s)
             self._look_at_view()
             self._judge_presence()
@@ -426,6 +429,9 @@ class Manager:
         deadline = loop.time() + min(request.wait_ms, MAX_WAIT_MS) / 1000.0
         term = self._term
         while True:
+            self.lease.require()
+            if self._term != term or self.lease.term != term or not self.lease.may_grant():
+                raise NotPrimary("the manager's lease may have gone to another process: ask again")
             self._look_at_view()
             state = self._state_of(request.node, request.incarnation)
             config = self._configs.of(request.node, term)
@@ -439,9 +445,6 @@ class Manager:
                 await self._configs.wait(request.node, left_s)
             finally:
                 state.waits -= 1
-            self.lease.require()
-            if self._term != term or self.lease.term != term or not self.lease.may_grant():
-                raise NotPrimary("the manager's lease may have gone to another process: ask again")
 
     # decisions
 

@@ -94,15 +94,15 @@ class View:
         )
 
     def chain_route(self, chain: ChainRecord) -> ChainRoute:
-        """As clients see it now: who restarted and isn't led back yet, or isn't heard, doesn't serve."""
-        alive = tuple(self.node_of(member).alive for member in chain.members)
+        """As clients see it now: who restarted and isn't led back yet doesn't serve. One that the manager
+        doesn't hear may: under its peers' leases, or alone (TargetRoute.alive says so)."""
         return ChainRoute(
             chain=chain.id,
             table=chain.table,
             term=chain.term,
             counter=chain.counter,
             members=chain.members,
-            states=chains.states_now(chain, self.incarnations(chain), alive),
+            states=chains.states_now(chain, self.incarnations(chain)),
         )
 
     def table_routes(self) -> tuple[TableRoute, ...]:

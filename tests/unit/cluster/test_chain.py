@@ -655,7 +655,6 @@ def test_impossible_records_assert() -> None:
 
 def test_states_for_clients() -> None:
     assert states_now(record("ssy"), (1, 2, 1)) == (SERVING, OFFLINE, SYNCING)
-    assert states_now(record("ssy"), (1, 1, 1), (True, False, True)) == (SERVING, OFFLINE, SYNCING)
 
 
 def test_states_for_people() -> None:
