@@ -102,6 +102,7 @@ struct Pending {
   Fate fate = Fate::unasked;  // with the predecessor, while reconciling
   bool loaded = false;        // only in the store: is sent as a whole chunk
   bool fallen = false;        // refused, or built on what was
+  bool unfounded = false;     // fallen, and what it is built on didn't come here
   bool reached = false;       // the syncing member has it, or its refusal
   bool base_damaged = false;  // can't be staged until that is repaired
   bool obtaining = false;     // damaged here: another member is asked for the payload

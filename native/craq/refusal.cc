@@ -106,7 +106,9 @@ void Replica::Machine::cancel_received(const Notice& n) {
   refused.version = n.version;
   refused.base = newest(c).version;
   refused.identity = n.identity;
-  fall(new_pending(refused, c), n.outcome);
+  Pending* p = new_pending(refused, c);
+  p->unfounded = true;
+  fall(p, n.outcome);
   advance_refusal(c);
 }
 

@@ -370,7 +370,9 @@ bool Replica::Machine::known_already(const Update& u, Chunk* c) {
   }
   Notice ack{.type = NoticeType::ack, .key = u.key, .version = std::max(c->committed.version, u.version)};
   // What isn't pending below a pending version was committed (and removed, if we don't have it).
-  const bool below_pending = c->dirty() && c->pendings.first()->version() > u.version;
+  const Pending* first_here = c->pendings.first();
+  const bool below_pending =
+      first_here != nullptr && !first_here->unfounded && first_here->version() > u.version;
   if (c->committed.version >= u.version || c->removed >= u.version || below_pending) {
     if (!lacks_entry(u, c)) notify(predecessor(), ack);
     return true;
@@ -402,7 +404,8 @@ bool Replica::Machine::lacks_entry(const Update& u, const Chunk* c) {
   const UpdateIdentity& who = u.identity;
   if (who.client.value == 0 || c->committed.version != u.version || store_.fenced(who.client)) return false;
   const std::optional<RetryEntry> entry = store_.retry(who.client, who.channel);
-  if (entry.has_value() && entry->sequence >= who.sequence && entry->outcome != Outcome::dropped) return false;
+  if (entry.has_value() && entry->sequence >= who.sequence && entry->outcome != Outcome::dropped)
+    return false;
   const RetryEntry done{who.sequence, u.key, u.version, RetryState::done, Outcome::ok};
   out_->push_back(SetRetry{new_op(Op::Kind::retry, nullptr, nullptr), who.client, who.channel, done});
   return true;
@@ -445,9 +448,17 @@ void Replica::Machine::fetched(Pending* p, Outcome outcome) {
   if (outcome == Outcome::ok) return begin_update(p);
   // It didn't come, or not whole: as if the message had never arrived, and what is built on it.
   Notice n{.type = NoticeType::missing, .key = c->key, .version = p->version()};
-  while (c->pendings.last() != p) drop_unstaged(c->pendings.last());
-  drop_unstaged(p);
-  n.other = c->pendings.empty() ? c->committed.version : c->pendings.last()->version();
+  const Pending* below = c->pendings.prev(p);
+  n.other = below != nullptr ? below->version() : c->committed.version;
+  for (Pending* q = c->pendings.last(); q != nullptr && q->version() >= n.version;) {
+    Pending* before = c->pendings.prev(q);
+    if (q->state == Pending::State::refusing) {
+      q->unfounded = true;  // its record is on its way to the disk
+    } else {
+      drop_unstaged(q);
+    }
+    q = before;
+  }
   if (!first()) notify(predecessor(), n);
 }
 

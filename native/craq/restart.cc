@@ -253,7 +253,7 @@ void Replica::Machine::reconcile_received(const Notice& n) {
   Notice answer{.type = NoticeType::reconcile_answer, .key = n.key, .version = n.version};
   answer.number = static_cast<uint64_t>(fate_here(n));
   const Chunk* c = chunk(n.key);
-  answer.flag = c->dirty() || !c->committed.version.none();
+  answer.flag = !c->committed.version.none() || (c->dirty() && !c->pendings.first()->fallen);
   notify(successor(), answer);
 }
 
@@ -263,6 +263,9 @@ Fate Replica::Machine::fate_here(const Notice& n) {
     return p->fallen ? Fate::unknown : Fate::pending;
   }
   if (c->committed.version >= n.version) return Fate::committed;
+  // What isn't pending below a pending version was committed, and removed since.
+  const Pending* oldest = c->pendings.first();
+  if (oldest != nullptr && !oldest->unfounded && oldest->version() > n.version) return Fate::committed;
   if (n.identity.client.value == 0) return Fate::unknown;
   // Committed and removed since: the retry table knows. A later sequence means that this one ended,
   // and a refused one would have been dropped below before it ended here.

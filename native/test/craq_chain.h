@@ -179,13 +179,16 @@ class Wired {
 
   RequestToken write(uint32_t i, const ChunkKey& key, uint64_t sequence, uint32_t counter = 1) {
     ClientUpdate u;
-    u.token = ++last_token_;
-    u.chain_version = ChainVersion{1, counter};
     u.identity = {ClientId{5}, key.bytes[23] + 1u, sequence};
-    u.key = key;
     u.kind = UpdateKind::replace;
     u.length_bytes = static_cast<uint32_t>(sequence);
-    u.payload = BufferRef{++last_buffer_};
+    return send(i, key, u, counter);
+  }
+  RequestToken send(uint32_t i, const ChunkKey& key, ClientUpdate u, uint32_t counter = 1) {
+    u.token = ++last_token_;
+    u.chain_version = ChainVersion{1, counter};
+    u.key = key;
+    if (u.length_bytes > 0) u.payload = BufferRef{++last_buffer_};
     event(i, [&](Replica& r, Effects& out) { r.on_client_update(u, now, out); });
     return u.token;
   }

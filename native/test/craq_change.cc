@@ -117,6 +117,60 @@ TEST_CASE("what the head has refused, the next head refuses, too") {
   CHECK(all_have(w, {1, 2}, kKey, 0));
 }
 
+TEST_CASE("a refusal of what never came says nothing of what is below it") {
+  Wired w(2);
+  w.begin({0, 1});
+  w.cut = {{0, 1}};
+  const RequestToken first = w.write(0, kKey, 5);  // is lost on the way
+  w.settle();
+  w.cut.clear();
+  w[1].hold_disk = true;
+  Notice cancel{
+      .type = NoticeType::cancel, .outcome = Outcome::no_space, .key = kKey, .version = {{1, 1}, 2}};
+  cancel.identity = {ClientId{9}, 1, 1};
+  w.deliver(SendNotice{{ChainId{7}, {1, 1}, Wired::target(0), Wired::target(1)}, cancel});
+  w.pass(600);  // now it comes again
+  CHECK(w[0].store.committed(kKey).version.none());
+  w[1].hold_disk = false;
+  w.settle();
+  w.pass(1200);
+  CHECK(w.reply(first).outcome == Outcome::ok);
+  CHECK(all_have(w, {0, 1}, kKey, 5));
+}
+
+TEST_CASE("a removal without identity whose commit record was lost, and a new chunk above it") {
+  Wired w(2);
+  w.begin({0, 1});
+  ClientUpdate create;
+  create.kind = UpdateKind::create;
+  create.length_bytes = 5;
+  ClientUpdate remove;
+  remove.kind = UpdateKind::remove;
+  w.send(0, kKey, create);
+  w.settle();
+  test::FactStore& store = w[1].store;
+  const ChunkFacts was = store.committed(kKey);
+  w.send(0, kKey, remove);
+  w.settle();
+  w.cut = {{0, 1}};
+  create.length_bytes = 6;
+  w.send(0, kKey, create);
+  w.settle();
+  store.chunks[kKey].committed = was;  // as the crash leaves it
+  Update removal;
+  removal.key = kKey;
+  removal.version = {{1, 1}, 2};
+  removal.kind = UpdateKind::remove;
+  store.chunks[kKey].pendings[removal.version] = {removal, {}};
+  w.cut.clear();
+  w.start(1);
+  w.lease(1, w.now + 3'600'000);
+  w.now += 1000;
+  w.record_all(w.config(2, {0, 1}));
+  CHECK(all_serve(w, {0, 1}));
+  CHECK(all_have(w, {0, 1}, kKey, 6));
+}
+
 TEST_CASE("only one is left: it commits all that it has") {
   Wired w(2);
   w.begin({0, 1});
