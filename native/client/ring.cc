@@ -380,8 +380,12 @@ void Ring::arm_timer() {
 // --- cancelling -------------------------------------------------------------------------------
 
 void Ring::cancel_slot(uint32_t index) {
-  const SlotState state = slots_[index].state;
-  if (state == SlotState::kFree || state == SlotState::kFinished || state == SlotState::kQuarantine) return;
+  Slot& slot = slots_[index];
+  if (slot.state == SlotState::kFree || slot.state == SlotState::kFinished) return;
+  if (slot.state == SlotState::kQuarantine) {  // it ends when its slice is free, instead of trying again
+    if (!slot.ending) slot.ending = true, slot.result = -ECANCELED, slot.last_detail = Detail::kNone;
+    return;
+  }
   give_up(index, -ECANCELED, Detail::kNone);
 }
 
