@@ -281,6 +281,42 @@ TEST_CASE("damage is repaired from another member: found by a read, a stage, a c
   }
 }
 
+TEST_CASE(
+    "a pending version that can't be read back comes from another member, or is given up with its only one") {
+  for (const bool known_behind : {true, false}) {
+    CAPTURE(known_behind);
+    World w(8, 2);
+    w.record("ss");
+    REQUIRE(w.until([&] { return w.serving("ab"); }));
+    Node& a = w.nodes[0];
+    w.update(0, UpdateKind::write, 1, 0, 30);
+    REQUIRE(w.until([&] { return w.quiet(); }));
+    if (!known_behind) w.loss_percent = 100;
+    w.update(0, UpdateKind::write, 1, 5, 10);
+    const ChunkKey key = ChunkKey::of_file(2, 1);
+    const auto pending = [&] {
+      const auto at = a.store.state().chunks.find(key);
+      return at->second.pendings.empty() ? Version{} : at->second.pendings[0].version;
+    };
+    REQUIRE(w.until([&] {
+      const bool behind = w.nodes[1].store.find(key, pending()) != nullptr;
+      return !pending().none() && a.store.undurable() == 0 && behind == known_behind;
+    }));
+    const Version version = pending();
+    const Version before = a.store.committed(key).version;
+    w.restart(0);
+    a.rotten.insert({key, version});
+    w.network.clear();
+    w.loss_percent = 0;
+    w.record("ss");
+    REQUIRE(w.until([&] { return w.serving("ab") && w.quiet(); }));
+    CHECK(a.store.committed(key).version == (known_behind ? version : before));
+    CHECK(lacks(w.nodes[0], w.nodes[1]) == Problem{});
+    const auto entry = a.store.state().retry.at({5 + w.sequence % 3, static_cast<uint32_t>(w.sequence % 50)});
+    CHECK(entry.outcome == (known_behind ? Outcome::ok : Outcome::io_error));
+  }
+}
+
 TEST_CASE("what nobody has undamaged isn't spread, keeps the sync from its end, and is said") {
   World w(6, 2);
   w.record("s");

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 
 #include "craq/sim_store.h"
@@ -46,6 +47,7 @@ struct Node {
   std::vector<Started> started;
   std::vector<Reply> replies;
   std::vector<Repaired> repairs;
+  std::set<std::pair<ChunkKey, Version>> rotten;  // pending versions that can't be read any more
   uint32_t copies = 0, installs = 0, erases = 0;
   Outcome install_outcome = Outcome::ok;
 
@@ -121,6 +123,17 @@ struct World {
       }
     }
     for (Node& n : nodes) n.run([&](Effects& out) { n.replica->on_recorded(config, now_ms, out); });
+  }
+
+  // A new process over the same store.
+  void restart(size_t i) {
+    Node& n = nodes[i];
+    n.store.crash(n.store.undurable());
+    n.buffers.clear();
+    n.started.clear();
+    n.replies.clear();
+    n.incarnation++;
+    n.replica = std::make_unique<Replica>(n.target, ChainId{7}, n.store, n.options, now_ms);
   }
 
   void send(Message m) {
@@ -249,7 +262,7 @@ inline void Node::start(OpId op, const ChunkKey& key, const Version& version, bo
   if (v == nullptr || v->removal) {
     s.outcome = Outcome::absent;
   } else {
-    if (v->damaged) s.outcome = Outcome::corrupt;
+    if (v->damaged || rotten.count({key, version}) != 0) s.outcome = Outcome::corrupt;
     const size_t end = std::min<size_t>(v->content.size(), size_t{from} + length);
     if (from < end)
       s.content.assign(v->content.begin() + from, v->content.begin() + static_cast<ptrdiff_t>(end));
