@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -79,6 +80,7 @@ async def _run_node(
         host_id=host_id(),
         devices=tuple(devices),
         domain=config.domain,
+        start=os.urandom(16),
     )
     registered = cast(proto.RegisterNodeReply, await caller.call(request, config.start_timeout_s))
     native = NativeServer(

@@ -90,6 +90,7 @@ class NodeRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     domain: str = ""  # failure domain (rack, power feed); "": its own
     draining: bool = False  # gets no new targets; those it has move away
     previous: int = 0  # the incarnation before; 0: one less than the present one
+    start: bytes = b""  # RegisterNode.start of the present incarnation
 
 
 class TargetRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -122,13 +123,15 @@ class AllocateTargetsReply(Message, tag=101, kw_only=True):
 
 
 class RegisterNode(Message, tag=102, kw_only=True):
-    """First message of a started storage process: gives node id and a new incarnation."""
+    """First message of a started storage process: gives node id and a new incarnation. Sent again with the
+    same `start` - the first answer was lost - it gives the same one."""
 
     name: str
     uuid: bytes
     host_id: str
     devices: tuple[DeviceInfo, ...]
     domain: str = ""
+    start: bytes = b""  # 16 bytes, drawn by each started process; b"": each request is a start
 
 
 class RegisterNodeReply(Message, tag=103, kw_only=True):

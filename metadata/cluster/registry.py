@@ -95,6 +95,8 @@ class Registry:
         async def body(txn: Transaction) -> NodeRecord:
             await self._lease.guard(txn)
             node = await self._node_of(txn, request.uuid, request.name)
+            if request.start and request.start == node.start:
+                return node
             last = node.incarnation
             for device in request.devices:
                 # Above the incarnations of all nodes that had its devices, so that one never means two.
@@ -109,6 +111,7 @@ class Registry:
                 devices=request.devices,
                 alive=False,
                 control="",
+                start=request.start,
             )
             txn.set(node_key(node.id), encode(node))
             await raise_epoch(txn)

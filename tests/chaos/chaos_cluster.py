@@ -63,6 +63,10 @@ class Process:
     def running(self) -> bool:
         return self._popen is not None and self._popen.poll() is None
 
+    def status(self) -> str:
+        code = None if self._popen is None else self._popen.poll()
+        return f"ended by itself with status {code}"
+
     def is_ready(self) -> dict[str, Any] | None:
         if self._ready.exists() and (text := self._ready.read_text(encoding="utf-8")):
             return cast(dict[str, Any], json.loads(text))
@@ -71,6 +75,12 @@ class Process:
 
     def ready(self) -> dict[str, Any]:
         return cast(dict[str, Any], until(self.is_ready, f"{self.name} is ready"))
+
+    def move_device(self, to: Path) -> None:
+        at = next(at for at, option in enumerate(self._command) if option.startswith("--device="))
+        path, size = self._command[at].removeprefix("--device=").rsplit(":", 1)
+        Path(path).rename(to)
+        self._command[at] = f"--device={to}:{size}"
 
     def kill(self) -> None:
         """As a power cut does: at once, with its children."""
@@ -162,6 +172,10 @@ class Cluster:
             )
         self.until_whole()
 
+    def move_device(self, name: str, to: Path) -> None:
+        """Renames the device file of a node that isn't running; it starts with that from then on."""
+        self.processes[name].move_device(to)
+
     def pool(self) -> Pool:
         return Pool(parse_addresses(self.address), role="admin", secret=self._secret, timeout_s=LIMIT_S)
 
@@ -188,7 +202,7 @@ class Cluster:
         limit = began + limit_s
         while broken := self.broken():
             for process in self.processes.values():
-                assert process.running, f"{process.name} ended by itself: {process.tail()}"
+                assert process.running, f"{process.name} {process.status()}: {process.tail()}"
             assert time.monotonic() < limit, "\n".join(["never whole again:", *broken, *self.words()])
             time.sleep(0.05)
         return time.monotonic() - began

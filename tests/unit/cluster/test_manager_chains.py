@@ -284,6 +284,24 @@ def test_heartbeats_give_leases_and_say_when_to_come_again() -> None:
     run(body)
 
 
+def test_a_registration_that_is_sent_again_is_one_start() -> None:
+    """Its first answer was lost, or it was held up in a stopped manager. A second incarnation would refuse
+    the process that has the first."""
+
+    async def body() -> None:
+        async with cluster() as (process, _, _):
+            request = proto.RegisterNode(
+                name="new", uuid=b"n" * 16, host_id="", devices=(), start=b"first".ljust(16, b"-")
+            )
+            first = await process.ask(request)
+            assert await process.ask(request) == first
+            request.start = b"second".ljust(16, b"-")
+            second = await process.ask(request)
+            assert (second.node, second.incarnation) == (first.node, first.incarnation + 1)
+
+    run(body)
+
+
 def test_no_lease_while_another_may_be_the_manager() -> None:
     """It was stopped, and goes on before it has noticed. It has nothing to say, and counts nobody as told."""
 
