@@ -1,10 +1,12 @@
 // The inside of Replica: its records, and the functions by chapter. One class in several files:
 //   events.cc   the way in
 //   replica.cc  the story of a write, in order
+//   arrival.cc  that of an update at the next member
 //   resend.cc   what is sent once more
 //   refusal.cc  the story of an update that some member refuses
 //   reading.cc  reads, and lookups that read
-//   restart.cc  chain versions, and how a chain comes back
+//   members.cc  who is a member: proposals, recorded versions, phases
+//   restart.cc  how a chain goes on in a new version
 //   lease.cc    who may answer clients, and for how long
 //   suspicion.cc  neighbours that owe an answer
 //   resync_hooks.cc where recovery and repair (resync.h, repair.h) touch all that
@@ -228,6 +230,10 @@ struct OpTraits {
   static Key key(const Op& op) { return op.id; }
   static size_t hash(const Key& k) { return mix64(k); }
 };
+
+constexpr bool carries_payload(UpdateKind kind) {
+  return kind != UpdateKind::truncate && kind != UpdateKind::remove;
+}
 
 // A lease that this member has granted to another one.
 struct Grant {
