@@ -60,6 +60,7 @@ class Node:
         self._fenced: set[int] = set()  # since the last heartbeat that was answered
         self._reachable = True
         self._news = asyncio.Event()
+        self._configuring = asyncio.Lock()
         self.collector: Collector | None = None
         self.heartbeats = 0
         self.refused_replies = 0  # of managers of an earlier term
@@ -232,7 +233,12 @@ class Node:
                 self._news.set()
 
     async def _configure(self) -> None:
-        config = self._config
+        """Hands over the newest configuration, one at a time: a target that one releases may be taken into a
+        chain again by the next."""
+        async with self._configuring:
+            await self._hand_over(self._config)
+
+    async def _hand_over(self, config: proto.NodeConfig) -> None:
         chains = [_chain(route) for route in config.chains]
         targets = [_target(route) for route in config.targets if route.port]
         await self.native(self._native.configure, config.epoch, self.manager_ms, chains, targets)

@@ -151,6 +151,10 @@ void Shard::begin_leaving(TargetId id) {
   auto& target = targets_[id.value];
   if (target != nullptr && target->leaving) return;
   if (target == nullptr) {  // in no chain since the start
+    if (store_->chain_state(id).empty()) {
+      targets_.erase(id.value);
+      return;  // nor before: there is nothing to drop
+    }
     craq::ChainRecord record;
     target = std::make_unique<Target>();
     target->id = id;

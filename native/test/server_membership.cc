@@ -225,6 +225,12 @@ TEST_CASE("a target that is released drops what it holds and can join another ch
   cluster.wait_for(1, [](const TargetReport& report) { return report.chain == ChainId(); });
   CHECK(cluster.report(1).usage.chunks == 0);
   CHECK(cluster.report(1).persisted == ChainVersion{});
+  uint64_t news;
+  while (::read(server.news_fd(), &news, sizeof news) == sizeof news) {
+  }
+  CHECK(server.release_target(TargetId(Cluster::target(1))) == 0);  // and again is no news
+  pollfd any{server.news_fd(), POLLIN, 0};
+  CHECK(::poll(&any, 1, 300) == 0);
   head.base.chain_counter = cluster.version().counter;
   REQUIRE(head.write(3, 0, pattern(100, 4)).code() == 0);
 
