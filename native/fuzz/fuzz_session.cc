@@ -51,6 +51,7 @@ class Victim {
     config.socket_dir = dir_;
     config.pool_bytes = 1;
     config.max_ops = 64;
+    config.failure_timeout_ms = 500;  // a short wait at the start
     server_ = std::make_unique<server::Server>(config);
     server::Failure failure;
     shard_ = server_->add_device(device, &failure);
@@ -64,22 +65,27 @@ class Victim {
       chain.proposed = proposed;
       chain.config.version = {1, 1};
       chain.config.member_count = 1;
-      chain.config.members[0] = {TargetId(kTarget), craq::MemberState::serving};
+      chain.config.members[0] = {TargetId(kTarget), craq::MemberState::serving, 1};
       routing.chains.push_back(chain);
       server_->configure(routing);
-      for (int i = 0; i < 1000 && !server_->report()[0].persisted_here; i++) ::usleep(1000);
+      for (int i = 0; i < 10000 && !server_->report()[0].persisted_here; i++) ::usleep(1000);
     }
-    for (int i = 0; i < 1000 && !server_->report()[0].status.serving; i++) ::usleep(1000);
+    for (int i = 0; i < 10000 && !server_->report()[0].status.serving; i++) ::usleep(1000);
     FFS_CHECK(server_->report()[0].status.serving);
     auto memory = net::create_sealed_memfd("fuzz", 1 << 20, false);
     FFS_CHECK(memory.ok());
     memory_ = std::move(*memory);
   }
 
-  // hello, capability 1, region 3, then the stream; at the end the connection is dropped.
-  void attack(const uint8_t* data, size_t size, bool local) {
+  // hello, capability 1, region 3 (or hello as another server), then the stream; at the end the connection
+  // is dropped.
+  void attack(const uint8_t* data, size_t size, bool local, bool as_server) {
     net::Connection connection = connect(local);
-    greet(connection, local);
+    if (as_server) {
+      greet_as_server(connection);
+    } else {
+      greet(connection, local);
+    }
     std::vector<uint64_t> released;
     flush(connection);
     size_t sent = 0;
@@ -148,6 +154,15 @@ class Victim {
     connection.queue.push(Type::kRegisterRegion, 3, wire::RegisterRegion{3, 1 << 20, 0, 0, 0}, {}, {}, 0,
                           memory_.get());
   }
+  void greet_as_server(net::Connection& connection) {
+    wire::Hello hello{};
+    hello.cluster[0] = 1;
+    hello.node = 2;
+    hello.incarnation = 1;
+    hello.role = static_cast<uint8_t>(wire::Role::kServer);
+    hello.version_min = hello.version_max = wire::kProtocolVersion;
+    connection.queue.push(Type::kHello, 1, hello);
+  }
   void flush(net::Connection& connection) {
     std::vector<uint64_t> released;
     for (int turns = 0; turns < 1000; turns++) {
@@ -200,8 +215,8 @@ wire::Context context() {
   return context;
 }
 
-std::vector<uint8_t> taken(net::SendQueue& queue) {
-  std::vector<uint8_t> out{0};
+std::vector<uint8_t> taken(net::SendQueue& queue, uint8_t first = 0) {
+  std::vector<uint8_t> out{first};
   std::vector<uint64_t> released;
   while (!queue.empty()) {
     iovec pieces[8];
@@ -218,13 +233,56 @@ std::vector<uint8_t> taken(net::SendQueue& queue) {
   return out;
 }
 
+// What another server of the chain would send; the first byte says so.
+std::vector<std::vector<uint8_t>> servers_seeds() {
+  std::vector<std::vector<uint8_t>> out;
+  net::SendQueue queue;
+  const ChunkKey key = ChunkKey::of_file(kSpace, 1);
+  const std::vector<uint8_t> data(70000, 3), message(40, 1);
+  std::vector<uint32_t> crcs(net::piece_count(0, 70000));
+  net::piece_crcs(0, data, crcs.data());
+  const net::Bytes crc_bytes(reinterpret_cast<const uint8_t*>(crcs.data()), crcs.size() * 4);
+  wire::Forward forward{};
+  forward.version = {1, 1, 5};
+  forward.from = kTarget + 1;
+  forward.update.context = context();
+  forward.update.context.capability = 0;
+  std::memcpy(forward.update.key, key.bytes.data(), 24);
+  forward.update.kind = 1;
+  forward.update.length = 70000;
+  forward.update.bulk = {1, {}, 70000, 0, 0};
+  queue.push(Type::kForward, 0, forward, crc_bytes, data);
+  out.push_back(taken(queue, 2));
+  for (uint8_t kind = 1; kind <= 17; kind++) {
+    wire::Notice notice{};
+    notice.context = context();
+    notice.from = kTarget + 1;
+    notice.kind = kind;
+    std::memcpy(notice.key, key.bytes.data(), 24);
+    queue.push(Type::kNotice, 0, notice);
+  }
+  out.push_back(taken(queue, 2));
+  wire::Sync sync{};
+  sync.context = context();
+  sync.from = kTarget + 1;
+  sync.message_bytes = static_cast<uint32_t>(message.size());
+  queue.push(Type::kSync, 0, sync, message);
+  sync.payload_length = 70000;
+  std::vector<uint8_t> var(message);
+  var.insert(var.end(), crc_bytes.begin(), crc_bytes.end());
+  queue.push(Type::kSync, 0, sync, var, data);
+  queue.push(Type::kSync, 0, sync, var, data);
+  out.push_back(taken(queue, 2));
+  return out;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   std::vector<uint8_t> stream(data + 1, data + size);
   repair(stream);
-  victim().attack(stream.data(), stream.size(), data[0] % 2 == 0);
+  victim().attack(stream.data(), stream.size(), data[0] % 2 == 0, data[0] / 2 % 2 == 1);
   return 0;
 }
 
@@ -278,5 +336,6 @@ std::vector<std::vector<uint8_t>> fuzz::seeds() {
   queue.push(Type::kCloseCapability, 0, wire::OpenCapability{1, 0});
   queue.push(Type::kRegisterRegion, 4, wire::RegisterRegion{4, 4096, 0, 0, 0});
   out.push_back(taken(queue));
+  for (std::vector<uint8_t>& stream : servers_seeds()) out.push_back(std::move(stream));
   return out;
 }
