@@ -391,3 +391,15 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["cluster", "drain", "n1", "--wait", "--no-wait"])
     assert ended.value.code == 2
+
+
+def test_on_a_terminal_one_line_is_drawn_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    waits = replace(MOVING, id=3, sync=None)
+    watch(monkeypatch, [view(MOVING, waits), view(MOVING, chain(3, 40, 30)), view(chain(2, 40, 30))], moving)
+    said = capsys.readouterr()
+    assert said.out == ""
+    drawn = [line.strip() for line in said.err.split("\r") if line.strip()]
+    assert [line[:21] for line in drawn] == ["0 of 2 chains done, 1", "1 of 2 chains done, 1"]
