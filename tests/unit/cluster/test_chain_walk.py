@@ -63,6 +63,7 @@ class Member:
     acts: ChainRecord | None = None
     proposed: ChainRecord | None = None  # the newest that was persisted in this incarnation
     poisoned: bool = False
+    suspect: int = 0
     lease_s: float = -1.0
     filled: tuple[tuple[int, int], int, int] | None = None  # version, target, its incarnation: in step
     sequence: int = 0
@@ -100,6 +101,7 @@ class Member:
             persisted_here=self.here,
             state=state,
             poisoned=self.poisoned,
+            suspect=0 if self.suspect == self.target else self.suspect,
             used_bytes=0,
             capacity_bytes=0,
             free_bytes=0,
@@ -234,6 +236,8 @@ class World:
         self.incarnations = {target: 1 for target in self.members}
         self.contents: dict[tuple[int, int], ChainRecord] = {}
         self.faults = [fault for fault in FAULTS if rng.random() < 0.6] or ["crash"]  # some walks are calmer
+        self.faulty = rng.choice((0.01, 0.03, 0.06))
+        self.pace = rng.choice((0.05, 0.2, 1.0))  # how much happens within a failure timeout
         self.acked: set[int] = set()
         self.persisted: set[tuple[tuple[int, int], int, int]] = set()  # version, target, incarnation
         self.writes = 0
@@ -244,19 +248,19 @@ class World:
 
     def step(self) -> None:
         rng = self.rng
-        self.now += rng.choice((0.001, 0.01, 0.05, 0.1))
+        self.now += rng.choice((0.001, 0.01, 0.05, 0.1)) * self.pace
         self.primary.presences.tick(self.now)
         member = rng.choice(list(self.members.values()))
         roll = rng.random()
-        if roll < 0.06:
+        if roll < self.faulty:
             self.fault(member)
-        elif roll < 0.12:
+        elif roll < 0.1:
             self.mend(member)
-        elif roll < 0.45:
+        elif roll < 0.3:
             self.beat(member)
-        elif roll < 0.6:
+        elif roll < 0.52:
             self.arrive(faults=True)
-        elif roll < 0.75:
+        elif roll < 0.74:
             self.reply_arrives(faults=True)
         elif roll < 0.8:
             if self.primary.flight is not None:
@@ -313,6 +317,8 @@ class World:
         elif kind == "all":
             for one in self.members.values():
                 self.crash(one)
+        elif kind == "suspect" and self.record.counter:
+            member.suspect = rng.choice(self.record.members)
         elif kind == "want" and self.record.wanted:
             size = min(len(self.members), max(1, len(self.record.wanted) + rng.choice((-1, 0, 0, 1))))
             wanted = tuple(rng.sample(sorted(self.members), size))
@@ -340,7 +346,7 @@ class World:
             self.incarnations[member.target] = fresh.incarnation
             self.primary.presences.registered(member.target, fresh.incarnation, self.now)
         elif self.rng.random() < 0.5:
-            member.paused = member.cut = False
+            member.paused, member.cut, member.suspect = False, False, 0
 
     # what goes on
 
@@ -439,6 +445,7 @@ class World:
     def check(self) -> None:
         for member in self.members.values():
             if member.serves(self.now):
+                assert member.target in serving_of(self.record), f"left out, and serves: {member}"
                 lost = self.acked - member.data
                 assert not lost, f"target {member.target} serves without {sorted(lost)[:3]}: {member}"
 
