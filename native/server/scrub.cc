@@ -137,7 +137,8 @@ void Scrubber::part_read() {
   counts.bytes += part_.read_length;
   unreadable_ = part_.error == EIO ? unreadable_ + 1 : 0;
   if (unreadable_ == kUnreadable) {
-    log(LogLevel::kError, "scrub: %u reads in a row failed, the device seems to be going: no scrub until a restart",
+    log(LogLevel::kError,
+        "scrub: %u reads in a row failed, the device seems to be going: no scrub until a restart",
         kUnreadable);
   }
   if (part_.error == EBADMSG || part_.error == EIO) {

@@ -77,7 +77,8 @@ struct World {
     const size_t from = at / 4096 * 4096;
     for (uint64_t offset = 0; offset < h.io->size_bytes(); offset += 4096) {
       h.io->image().read(offset, block, sizeof block);
-      if (std::memcmp(block, content.data() + from, std::min<size_t>(4096, content.size() - from)) != 0) continue;
+      if (std::memcmp(block, content.data() + from, std::min<size_t>(4096, content.size() - from)) != 0)
+        continue;
       block[at - from] ^= 1;
       h.io->image().write(offset, block, sizeof block);
       return;
