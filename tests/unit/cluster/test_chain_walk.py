@@ -325,11 +325,12 @@ class World:
             self.record = replace(self.record, wanted=wanted)
 
     def spared(self, member: Member) -> bool:
-        """Whether another one that serves in the record, and in the one on its way, has all that was
+        """Whether another one that serves in the record, and in what may be recorded next, has all that was
         acknowledged."""
         lead = set(serving_of(self.record))
-        if self.primary.flight is not None:
-            lead &= set(serving_of(self.primary.flight[1].next))
+        proposal = self.primary.proposal
+        if proposal is not None and proposal.base == version_of(self.record):
+            lead &= set(serving_of(proposal.next))
         return any(
             one is not member and self.acked <= one.data and one.persisted >= version_of(self.record)
             for one in self.members.values()
