@@ -25,8 +25,8 @@ void Replica::Machine::start_sync_source() {
   sync_source_.start(target.target, config_.members[my_index_].incarnation, target.incarnation);
 }
 
-// The member that this one fills may serve only when it has all, in the incarnation that has it. A member that
-// was left out meanwhile (and is to be filled itself) fills nobody any more.
+// The member that this one fills may serve only when it has all, in the incarnation that has it. A member
+// that was left out meanwhile (and is to be filled itself) fills nobody any more.
 bool Replica::Machine::may_promote(const ChainConfig& config) const {
   // What counts is the recorded version: not yet ours, or no longer.
   if (next_config_.version > config_.version) return phase_ != Phase::persisting;
