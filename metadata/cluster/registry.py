@@ -240,6 +240,7 @@ class Registry:
     async def _free_devices(self, txn: Transaction, request: CreateTable) -> list[FreeDevice]:
         nodes = [decode(NodeRecord, key, value) for key, value in await txn.range(NODES, after(NODES))]
         alive = {node.id: node for node in nodes if node.alive and not node.draining}
+        here = {target for node in nodes for device in node.devices for target in device.targets}
         if len(alive) < request.wait_nodes:
             raise Overloaded(
                 f"table {request.name} waits for {request.wait_nodes} nodes, {len(alive)} are alive"
@@ -247,7 +248,7 @@ class Registry:
         free: dict[tuple[int, bytes], list[int]] = {}
         for key, value in await txn.range(TARGETS, after(TARGETS)):
             target = decode(TargetRecord, key, value)
-            if target.chain == 0 and target.node in alive and target.port:
+            if target.chain == 0 and target.node in alive and target.port and target.id in here:
                 free.setdefault((target.node, target.device), []).append(target.id)
         return [
             FreeDevice(node, min(targets), tuple(sorted(targets)), alive[node].domain)
