@@ -77,10 +77,10 @@ class Process:
         return cast(dict[str, Any], until(self.is_ready, f"{self.name} is ready"))
 
     def move_device(self, to: Path) -> None:
-        at = next(at for at, option in enumerate(self._command) if option.startswith("--device="))
-        path, size = self._command[at].removeprefix("--device=").rsplit(":", 1)
+        at = next(at for at, option in enumerate(self._arguments) if option.startswith("--device="))
+        path, size = self._arguments[at].removeprefix("--device=").rsplit(":", 1)
         Path(path).rename(to)
-        self._command[at] = f"--device={to}:{size}"
+        self._arguments[at] = f"--device={to}:{size}"
 
     def kill(self) -> None:
         """As a power cut does: at once, with its children."""
