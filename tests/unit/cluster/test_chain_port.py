@@ -1,4 +1,4 @@
-"""metadata.cluster.chain_port: the namespace's work on chunks finds the chain's head, whichever it is by then."""
+"""metadata.cluster.chain_port: work on chunks finds the chain's head, whichever it is by then."""
 
 from __future__ import annotations
 
