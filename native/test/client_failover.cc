@@ -48,6 +48,7 @@ struct Server {
 void patient(ClientOptions& o) {
   o.request_timeout_ms = 120000;
   o.try_timeout_ms = 60000;
+  o.connect_timeout_ms = 60000;
   o.hedge_percent = 0;
   o.unavailable_timeout_ms = 200;
 }
@@ -55,6 +56,11 @@ void patient(ClientOptions& o) {
 struct PatientBench : Bench {
   explicit PatientBench(const std::vector<Peer*>& peers, TransportChoice transport = TransportChoice::kTcp)
       : Bench(peers, transport, 64, 1 << 20, patient) {}
+  // Who isn't woken finds its time over.
+  ffs_sqe brief(ffs_sqe e) {
+    e.timeout_ms = 20000;
+    return e;
+  }
   void prepare(const ffs_sqe& e) { REQUIRE(ring->prepare(&e, 1).taken == 1); }
   ffs_cqe one(const ffs_sqe& e) {
     prepare(e);
@@ -88,7 +94,7 @@ TEST_CASE("new routing ends a wait at once: the update goes to the new head with
   Server old_head, next;
   PatientBench b({&old_head.peer, &next.peer});
   old_head.mute = true;
-  b.prepare(b.sqe(FFS_OP_WRITE, 1, kBytes));
+  b.prepare(b.brief(b.sqe(FFS_OP_WRITE, 1, kBytes)));
   auto done = wait_while(b, [&] { b.route(2, {&old_head.peer, &next.peer}, {kOffline, kServing}); });
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == kBytes);
@@ -385,7 +391,7 @@ TEST_CASE("a renewed capability wakes who waits for it") {
     well(p, c, r);
   });
   PatientBench b({&peer});
-  b.prepare(b.sqe(FFS_OP_WRITE, 1, kBytes));
+  b.prepare(b.brief(b.sqe(FFS_OP_WRITE, 1, kBytes)));
   auto done = wait_while(b, [&] {
     renewed = true;
     const std::vector<uint8_t> bytes(sizeof(wire::Capability), 2);

@@ -154,10 +154,15 @@ TEST_CASE("the request's own replica answers first: the second try is dropped") 
     CHECK(b.holds(4096 * 9));
     CHECK(b.ring->stats().hedge_wins == 0);
     std::memset(b.iov->data(), 0x55, kBytes);
+    // The next request takes the same slot: the late answer isn't for it.
+    const ffs_sqe next = b.sqe(FFS_OP_READ, 2, kBytes, 4 * kBytes, 4096 * 3);
+    REQUIRE(b.ring->prepare(&next, 1).taken == 1);
     const std::vector<uint8_t> junk(kBytes, 0xee);
     late.peer.hold(), Peer::answer_read(*late.owed[0].first, late.owed[0].second.id, junk, 16 << 20);
     for (int i = 0; i < 10; i++) CHECK(b.complete(1, 5).empty());
     CHECK(std::count(b.iov->data(), b.iov->data() + kBytes, 0x55) == kBytes);
+    CHECK(b.ring->cancel(2));
+    CHECK(b.complete(1).size() == 1);
     moody.mute = second.mute = false;
     CHECK(b.read(0).result == kBytes);
   }
