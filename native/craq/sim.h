@@ -22,7 +22,7 @@
  *    7 REMOVE_PAGE token u64, chain, authority u16, space u64, has_after u8, key, limit u32,
  *                epoch u64, deadline u64
  *    8 LAST_CHUNK  token u64, chain, authority u16, space u64, deadline u64
- *    9 MESSAGE   payload_state u8, message bytes (as a SEND effect gave them)
+ *    9 MESSAGE   payload_state u8, message bytes (as a SEND effect gave them; bad: with another payload)
  *   10 DISK      count u32: so many further journal records become durable
  *   11 DONE      op u64, outcome u16: a Fetch, Read, Load or Copy ends (ok: as the store has it)
  *   12 CONNECTED target u64

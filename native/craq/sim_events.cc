@@ -35,6 +35,13 @@ Outcome read_outcome(Reader& in) {
   return static_cast<Outcome>(in.u16());
 }
 
+// What arrived, or was read, with other bytes than were sent, or written.
+Bytes damaged_bytes(std::span<const uint8_t> bytes) {
+  Bytes out(bytes.begin(), bytes.end());
+  for (uint8_t& byte : out) byte ^= 0xaa;
+  return out;
+}
+
 }  // namespace
 
 Target::Target(const ffs_sim_options& o) : self_(o.target), chain_(o.chain) {
@@ -219,7 +226,10 @@ bool Target::client_space(Reader& in, EventType type) {
 // Messages are opaque bytes between two simulators of one process: a mark, the structs as they
 // lie in memory (of recovery: its own bytes), and the payload.
 bool Target::message(Reader& in) {
-  auto payload_state = static_cast<PayloadState>(in.u8());
+  const auto payload_state = static_cast<PayloadState>(in.u8());
+  const auto arrived = [&](std::span<const uint8_t> bytes) {
+    return payload_state == PayloadState::bad ? new_buffer(damaged_bytes(bytes)) : new_buffer(bytes);
+  };
   Reader m(in.bytes(in.u32()));
   if (!in.done()) return false;
   const uint8_t mark = m.u8();
@@ -232,11 +242,11 @@ bool Target::message(Reader& in) {
     const std::span<const uint8_t> bytes = m.bytes(m.u32());
     const bool has_payload = m.u8() != 0;
     if (!m.ok()) return false;
-    const BufferRef ref = has_payload ? new_buffer(m.bytes(m.left())) : kNoBuffer;
+    const BufferRef ref = has_payload ? arrived(m.bytes(m.left())) : kNoBuffer;
     return run([&] { replica_->on_sync(header, bytes, ref, payload_state, now_ms_, effects_); });
   }
   Update u = m.value<Update>();
-  u.payload = new_buffer(m.bytes(m.left()));
+  u.payload = arrived(m.bytes(m.left()));
   return mark == 'U' && m.ok() &&
          run([&] { replica_->on_update(header, u, payload_state, now_ms_, effects_); });
 }
@@ -264,6 +274,7 @@ bool Target::done(Reader& in) {
   BufferRef loaded;
   if (s.kind == 2 && outcome == Outcome::ok) content_[s.token] = std::move(s.content);
   if (s.kind >= 3 && outcome == Outcome::ok) loaded = new_buffer(s.content);
+  if (s.kind == 4 && outcome == Outcome::corrupt) loaded = new_buffer(damaged_bytes(s.content));
   return run([&] { replica_->on_completion(op, outcome, loaded, now_ms_, effects_); });
 }
 

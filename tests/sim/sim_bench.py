@@ -176,7 +176,7 @@ class Bench:
             self.history.crashed(self.shadow(n), keep)
             self.nodes[n].step(wire.crash(self.now, keep))
             if wipe:
-                self.history.wiped(self.shadow(n))
+                self.history.wiped(self.shadow(n), self.incarnations[n])
                 self.nodes[n].step(wire.start(self.now, wipe=True))
             self.ops = [o for o in self.ops if o[0] != n]
             self.incarnations[n] += 1

@@ -96,10 +96,11 @@ class History:
         s.position = dict(s.durable_position)
         s.serving = False
 
-    def wiped(self, s: Shadow) -> None:
-        """A new device under the same target."""
+    def wiped(self, s: Shadow, incarnation: int) -> None:
+        """A new device under the same target, while its node had that incarnation."""
         fresh = Shadow(s.target)
         fresh.lost = True
+        fresh.lost_in = incarnation
         self.shadows[s.target] = fresh
 
     def _known(self, r: Record) -> bool:

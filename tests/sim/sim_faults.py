@@ -118,7 +118,8 @@ class Faults:
 
     def wipe(self, node: Node) -> None:
         self.wipes += 1
-        self.world.history.wiped(self.world.history.shadow(node.target))
+        incarnation = self.world.managers.store.incarnations.get(node.target, 0)
+        self.world.history.wiped(self.world.history.shadow(node.target), incarnation)
         node.sim.step(wire.start(node.clock(), wipe=True))
 
     def restart(self, node: Node, starts: int) -> None:

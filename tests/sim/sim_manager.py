@@ -262,12 +262,14 @@ class Manager:
             return
         now_s = self.clock_s()
         self.presences.heard(node.target, incarnation, now_s)
+        news = self.reports.get(node.target) != (incarnation, report)
         self.reports[node.target] = (incarnation, report)
         lease_ms = 0
         if self.may_grant() and node.target not in self.withhold:
             lease_ms = self.world.plan.timeout_ms
             self.presences.answered(node.target, now_s)
-        self.decide()
+        if news:
+            self.decide()
         answer = (self.term, lease_ms, asked, self.config_of(node.target))
         world = self.world
         world.network.once(
@@ -347,9 +349,12 @@ class Managers:
             old = (lead.target,)
         for target in serving_of(after):
             if target not in old:
+                shadow = world.history.shadow(target)
+                if incarnation_in(after, target) <= shadow.lost_in:
+                    continue  # wiped after it had persisted that; it will be found empty when it registers
                 self.promotions[version] = (target, old[-1])
                 self._compare(version, "is recorded as serving")
-                world.history.shadow(target).lost = False
+                shadow.lost = False
         for target in before.members:
             if target not in after.members and target not in after.wanted:
                 self._released(target)
@@ -463,6 +468,9 @@ class Managers:
         if lease_ms:
             until = asked + lease_ms * 15 // 16
             world.step(node, wire.lease(node.clock(), until))
+        if config == node.config and world.rng.random() < 0.9:
+            return
+        node.config = config
         for proposed, record in config:
             event = wire.configure(node.clock(), version_of(record), members_of(record), proposed=proposed)
             world.step(node, event)

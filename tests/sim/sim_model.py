@@ -90,6 +90,7 @@ class Shadow:
         self.serving = False
         self.adopted: Chain = (0, 0)
         self.lost = False  # its device was wiped, and it hasn't been synced since
+        self.lost_in = -1  # the incarnation of its node in which that happened
 
     def __str__(self) -> str:
         return f"target {self.target}"

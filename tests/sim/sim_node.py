@@ -34,6 +34,7 @@ class Node:
         self.damaged: set[bytes] = set()  # keys, as far as the world knows
         # what the process remembers of the manager
         self.term = 0
+        self.config: object = None
         self.news = False  # a heartbeat is about to go
 
     def clock(self) -> int:
@@ -58,5 +59,6 @@ class Node:
         self.disk_busy = False
         self.incarnation = 0
         self.term = 0
+        self.config = None
         self.news = False
         self._stale = None
