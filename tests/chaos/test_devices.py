@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,7 @@ def test_all_processes_are_killed_in_the_middle_of_writes_and_the_devices_have_m
             for writer in writers:
                 writer.start()
             for writer in writers:
-                until(
-                    lambda writer=writer, least=writer.tried + 50: writer.has_written(least), "it has written"
-                )
+                until(partial(writer.has_written, writer.tried + 50), "it has written")
             for process in cluster.processes.values():
                 process.kill()
             for writer in writers:
