@@ -103,6 +103,10 @@ void SyncSource::copied(const ChunkKey& key, Outcome outcome, BufferRef payload)
   }
   if (payload != kNoBuffer) host_.emit(Release{payload});
   if (outcome == Outcome::absent) {  // superseded or removed
+    // The store may show what commits with its own stage before we are told so. Asked again at once it would
+    // say the same, for as long as nobody listens to anything else.
+    const Wanted now = host_.wanted(key, in_step_);
+    if (now.pending == t.wanted.pending && now.version == t.wanted.version) return rest(t, 0);
     const Transfer ended = take_transfer(key);
     if (ended.owed) backlog_.insert(key);
     if (ended.urgent || ended.wanted_pending) follow_up(key);

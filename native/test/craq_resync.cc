@@ -164,6 +164,26 @@ TEST_CASE("an empty member gets all chunks once; a member of another content los
   CHECK(lacks(w.nodes[0], w.nodes[1]) == Problem{});
 }
 
+TEST_CASE("a copy that finds the store ahead of us isn't asked for again at once") {
+  // A stage that commits by itself is shown by the store before its completion is given.
+  World w(3, 2);
+  w.record("s");
+  REQUIRE(w.until([&] { return w.serving("a"); }));
+  w.update(0, UpdateKind::write, 1);
+  REQUIRE(w.until([&] { return w.quiet(); }));
+  w.record("sy");
+  Node& a = w.nodes[0];
+  for (int i = 0; i < 60000 && a.copies == 0; i++) w.step();
+  REQUIRE(a.copies == 1);
+  REQUIRE(a.started.size() == 1);
+  const OpId op = a.started[0].op;
+  a.started.clear();
+  a.run([&](Effects& out) { a.replica->on_completion(op, Outcome::absent, kNoBuffer, w.now_ms, out); });
+  CHECK(a.copies == 1);
+  CHECK(w.until([&] { return a.replica->status().sync_done; }));
+  CHECK(a.copies == 2);
+}
+
 TEST_CASE("a full target is given up, commits go on, and it is filled when it has room") {
   World w(3, 2);
   w.record("s");
