@@ -23,7 +23,7 @@ from storage_server.collector import Collector
 
 log = logging.getLogger("ffs.storage")
 
-ANNOUNCE_TIMEOUT_S: Final = 4.0
+ANNOUNCE_TIMEOUT_S: Final = 30.0
 CALL_MIN_S: Final = 0.5  # a heartbeat is given up after the failure timeout, within these bounds
 CALL_MAX_S: Final = 4.0
 RETRY_MAX_S: Final = 0.25
