@@ -90,6 +90,11 @@ class Running:
             self.address: Address = ("127.0.0.1", server.address[1])
             self._started.set()
             await self._stop.wait()
+            for _ in range(500):  # the links were closed: let their transports hear of it
+                if not server._connections:
+                    break
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
 
     def call(self, work: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(work)
