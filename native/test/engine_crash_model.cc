@@ -544,7 +544,7 @@ void CrashRun::step() {
       const auto& bytes = *contents_[op.version];
       uint32_t from = std::min(op.offset, static_cast<uint32_t>(bytes.size()));
       size_t expected = std::min<size_t>(op.length, bytes.size() - from);
-      if (op.read_length != expected || std::memcmp(op.memory, bytes.data() + from, expected) != 0) {
+      if (op.read_length != expected || !std::equal(op.memory, op.memory + expected, bytes.begin() + from)) {
         fail("a read of version " + describe(op.version) + " gave other bytes");
       }
       continue;
@@ -625,7 +625,7 @@ bool CrashRun::same(Harness& h, uint64_t key, const ModelState& state, std::stri
     if (op->error != 0) {
       *difference =
           "reading version " + describe(version.version) + " fails with " + std::to_string(op->error);
-    } else if (op->read_length != size || std::memcmp(laid.data, version.bytes->data(), size) != 0) {
+    } else if (op->read_length != size || !std::equal(laid.data, laid.data + size, version.bytes->begin())) {
       *difference = "version " + describe(version.version) + " has other bytes";
     }
   };
