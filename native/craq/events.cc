@@ -179,7 +179,6 @@ void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
   const Op done = *op;
   ops_.remove(op);
   op_pool_.give(op);
-  if (done.commit_now) commits_under_way_--;
   switch (done.kind) {
     case Op::Kind::fetch_for_request:
       if (done.request != nullptr) fetched_for_request(done.request, outcome);
@@ -188,7 +187,7 @@ void Replica::Machine::completed(OpId id, Outcome outcome, BufferRef payload) {
       if (done.pending != nullptr) fetched(done.pending, outcome);
       break;
     case Op::Kind::stage:
-      staged(done.pending, outcome, done.commit_now);
+      staged(done.pending, outcome);
       break;
     case Op::Kind::refuse:
       refuse_durable(done.pending, outcome);

@@ -201,7 +201,6 @@ struct Op {
     repair
   };
   Kind kind = Kind::stage;
-  bool commit_now = false;
   Request* request = nullptr;  // or null: nobody waits any more
   Pending* pending = nullptr;
   EpochChange* epoch = nullptr;
@@ -285,7 +284,7 @@ class Replica::Machine final : public SyncHost {
   void missing_received(const Notice& n);
   void fetched_for_request(Request* r, Outcome outcome);
   void fetched(Pending* p, Outcome outcome);
-  void staged(Pending* p, Outcome outcome, bool commit_now);
+  void staged(Pending* p, Outcome outcome);
   void loaded(Pending* p, Outcome outcome, BufferRef payload);
 
   // refusal.cc
@@ -348,7 +347,6 @@ class Replica::Machine final : public SyncHost {
   bool store_is_current() const override;
   ChunkFacts committed_now(const ChunkKey& key) const override;
   Wanted wanted(const ChunkKey& key, bool in_step) const override;
-  bool commit_under_way() const override { return commits_under_way_ > 0; }
   void reached_target(const ChunkKey& key, const Version& version) override;
   void epoch_reached_target(uint64_t space, uint64_t epoch) override;
   void sync_gave_up() override;
@@ -416,7 +414,7 @@ class Replica::Machine final : public SyncHost {
   void let_go(Pending* p);
   void send_held(Pending* p);
   void progress(Chunk* c);
-  void commit(Pending* p, bool with_stage);
+  void commit(Pending* p);
   void resolve(Pending* p, Pending::State state);
   void wake(Chunk* c);
   Version floor() const;
@@ -581,7 +579,6 @@ class Replica::Machine final : public SyncHost {
   RequestQueue parked_;
   RequestQueue room_;
   uint32_t pending_count_ = 0;
-  uint32_t commits_under_way_ = 0;  // stages that commit by themselves
   uint64_t next_deadline_ms_ = 0;
   OpId last_op_ = 0;
 

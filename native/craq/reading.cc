@@ -109,8 +109,7 @@ void Replica::Machine::judge_last_chunk(Request* r, const ClientLastChunk& last_
   std::optional<ChunkKey> key = store_.last_committed(last_chunk.space);
   for (const Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
     if (p->update.key.space() != last_chunk.space) continue;
-    const bool undecided = !decides() || p->disk == Pending::Disk::staging;  // it may be commit_now
-    if (undecided && (!key.has_value() || p->update.key >= *key)) return park(r);
+    if (!decides() && (!key.has_value() || p->update.key >= *key)) return park(r);
   }
   if (!key.has_value()) return reply(r, Outcome::absent);
   Reply answer;

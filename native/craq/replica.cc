@@ -305,12 +305,9 @@ void Replica::Machine::stage_next(Chunk* c) {
     if (p->fallen || p->disk == Pending::Disk::fetching || p->base_damaged) return;
     p->disk = Pending::Disk::staging;
     c->staging = p;
-    const bool commit_now = last() && p->held && p == c->pendings.first() && !sync_source_.waits();
-    if (commit_now) commits_under_way_++;
     OpId op = new_op(Op::Kind::stage, nullptr, p);
-    ops_.find(op)->commit_now = commit_now;
     const bool partial = p->update.kind == UpdateKind::write || p->update.kind == UpdateKind::truncate;
-    Stage stage{.op = op, .update = p->update, .commit_now = commit_now};
+    Stage stage{.op = op, .update = p->update};
     stage.keep_attributes = partial && !p->update.base_absent;
     out_->push_back(stage);
     return;
@@ -321,7 +318,7 @@ void Replica::Machine::stage_next(Chunk* c) {
 
 // ---- 4. Durable here, and held -------------------------------------------------------------
 
-void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
+void Replica::Machine::staged(Pending* p, Outcome outcome) {
   Chunk* c = p->chunk;
   FFS_CHECK(c->staging == p);
   c->staging = nullptr;
@@ -333,11 +330,7 @@ void Replica::Machine::staged(Pending* p, Outcome outcome, bool commit_now) {
   if (outcome == Outcome::corrupt) return base_damaged(p);
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
   if (last()) let_go(p);
-  if (commit_now) {
-    commit(p, /*with_stage=*/true);
-  } else if (p->held && !p->fallen) {
-    send_held(p);
-  }
+  if (p->held && !p->fallen) send_held(p);
   if (c->unreconciled) settle(c);
   progress(c);
   stage_next(c);
@@ -400,7 +393,7 @@ void Replica::Machine::progress(Chunk* c) {
     bool may_commit = last() ? p->held || is(Mutant::tail_commits_without_held) : p->acked;
     if (is(Mutant::commit_before_successor) && p->held) may_commit = true;
     if (!may_commit || sync_holds_back(p)) return;
-    commit(p, /*with_stage=*/false);
+    commit(p);
   }
 }
 
@@ -418,10 +411,10 @@ void Replica::Machine::ack_received(const Notice& n) {
   maybe_send_resent();
 }
 
-void Replica::Machine::commit(Pending* p, bool with_stage) {
+void Replica::Machine::commit(Pending* p) {
   Chunk* c = p->chunk;
   FFS_CHECK(p == c->pendings.first());
-  if (!with_stage) out_->push_back(Commit{c->key, p->version()});
+  out_->push_back(Commit{c->key, p->version()});
   c->committed = p->after;
   c->removed = p->removal() ? p->version() : Version{};
   if (!first()) {

@@ -182,17 +182,14 @@ struct Release {
   BufferRef payload;
 };
 
-// Make a pending version durable; commit_now: and commit it with the same record (what was
-// committed before stays so, and can be read, until the completion). The retry
-// entry of update.identity goes with it (pending, or done with commit_now). Completes with ok,
-// no_space, over_quota, fenced (nothing was changed: a refusal, which travels up), or io_error (the
+// Make a pending version durable. The retry entry of update.identity goes with it (pending). Completes with
+// ok, no_space, over_quota, fenced (nothing was changed: a refusal, which travels up), or io_error (the
 // device is poisoned). Fences and epochs needn't be judged: the head did.
 // update.base is the newest version in the store; base_absent: there is no chunk.
 struct Stage {
   OpId op = 0;
   Update update;
   bool keep_attributes = false;  // the base's, else update.attributes
-  bool commit_now = false;
 };
 
 // In memory at once, durable later, no completion. Also turns the retry entry to done.

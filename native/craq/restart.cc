@@ -189,7 +189,7 @@ void Replica::Machine::settle(Chunk* c) {
   while (c->pendings.last() != kept) drop(c->pendings.last());
   while (Pending* p = c->pendings.first()) {
     if (p->version() > commit_to || p->fallen || p->disk != Pending::Disk::staged) break;
-    commit(p, /*with_stage=*/false);
+    commit(p);
   }
 }
 

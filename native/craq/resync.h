@@ -46,7 +46,6 @@ class SyncHost {
 
   // For the source. in_step: the oldest pending version, if every serving member has it.
   virtual Wanted wanted(const ChunkKey& key, bool in_step) const = 0;
-  virtual bool commit_under_way() const = 0;  // a stage that commits by itself
   virtual void reached_target(const ChunkKey& key, const Version& version) = 0;
   virtual void epoch_reached_target(uint64_t space, uint64_t epoch) = 0;
   virtual void sync_gave_up() = 0;  // what waited for the target goes on

@@ -45,7 +45,7 @@
  *    1 SEND      to u64, message bytes; type u8 (0 update, 255 of recovery, else NoticeType)
  *    2 REPLY     token u64, outcome u16, reason u8, chain, version, length u32, key, more u8,
  *                count u32, content bytes (of a read)
- *    3 RECORD    kind u8 (1 stage, 2 stage and commit, 3 commit, 4 refuse, 5 epoch, 6 chain, 7 fence, 8
+ *    3 RECORD    kind u8 (1 stage, 3 commit, 4 refuse, 5 epoch, 6 chain, 7 fence, 8
  *                install, 9 erase, 10 reset, 11 retry entry), key, version, base version, client u64,
  *                channel u32, sequence u64, removal u8, outcome u16, update kind u8, exists u8, content
  *                bytes (of that version). chain: `version` holds what is adopted, `base` what is proposed;

@@ -178,7 +178,7 @@ void Target::execute(const Copy& e) {
 
 void Target::execute(const Stage& e) {
   Record r;
-  r.kind = e.commit_now ? RecordKind::stage_commit : RecordKind::stage;
+  r.kind = RecordKind::stage;
   r.op = e.op;
   r.update = e.update;
   std::string wrong = store_.content_after(e.update, payload(e.update.payload), e.keep_attributes, &r);

@@ -19,13 +19,8 @@ void ModelState::stage(const Record& r, ModelChunk& c) {
   v.removal = u.kind == UpdateKind::remove;
   v.identity = u.identity;
   v.space_epoch = u.space_epoch;
-  const bool commit_now = r.kind == RecordKind::stage_commit;
-  if (commit_now) {
-    c.committed = v;
-  } else {
-    c.pendings.push_back(v);
-  }
-  set_retry(r, u.identity, u.version, commit_now ? RetryState::done : RetryState::pending, Outcome::ok);
+  c.pendings.push_back(v);
+  set_retry(r, u.identity, u.version, RetryState::pending, Outcome::ok);
 }
 
 std::string ModelState::commit(const Record& r) {
@@ -54,9 +49,6 @@ std::string ModelState::apply(const Record& r) {
   if (r.outcome != Outcome::ok) return {};
   const Update& u = r.update;
   switch (r.kind) {
-    case RecordKind::stage_commit:
-      if (!chunks[u.key].pendings.empty()) return "commit_now above a pending version";
-      [[fallthrough]];
     case RecordKind::stage:
       stage(r, chunks[u.key]);
       break;
@@ -108,9 +100,7 @@ std::string ModelState::apply(const Record& r) {
 }
 
 std::string ModelStore::append(Record record) {
-  Record visible = record;
-  if (record.kind == RecordKind::stage_commit) visible.kind = RecordKind::stage;  // until it is durable
-  std::string wrong = now_.apply(visible);
+  std::string wrong = now_.apply(record);
   tail_.push_back(std::move(record));
   return wrong;
 }
@@ -174,11 +164,6 @@ bool ModelStore::make_durable(Record* record) {
   *record = std::move(tail_.front());
   tail_.erase(tail_.begin());
   durable_.apply(*record);
-  if (record->kind == RecordKind::stage_commit && record->outcome == Outcome::ok) {
-    Record commit = *record;
-    commit.kind = RecordKind::commit;
-    now_.apply(commit);
-  }
   return true;
 }
 

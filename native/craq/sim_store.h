@@ -15,8 +15,7 @@ using Bytes = std::vector<uint8_t>;
 
 enum class RecordKind : uint8_t {
   stage = 1,
-  stage_commit,
-  commit,
+  commit = 3,
   refuse,
   epoch,
   chain,

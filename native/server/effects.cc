@@ -214,7 +214,6 @@ void Shard::run(Target& target, const craq::Stage& effect) {
   stage.identity = update.identity;
   stage.chain = target.chain;
   stage.space_epoch = update.space_epoch;
-  stage.commit_now = effect.commit_now;
   if (!(update.payload == craq::kNoBuffer)) {
     Payload* payload = Payload::of(update.payload);
     FFS_CHECK(payload->buffer != nullptr && payload->length == update.length_bytes);

@@ -64,7 +64,6 @@ class FactStore final : public StoreView {
     }
     entry.pendings[s.update.version] = kept;
     remember(s.update.identity, s.update.key, s.update.version, RetryState::pending, Outcome::ok);
-    if (s.commit_now) commit(s.update.key, s.update.version);
   }
   void commit(const ChunkKey& key, const Version& version) {
     Entry& entry = chunks[key];

@@ -135,7 +135,6 @@ TEST_CASE("the head sends data on before it stages, and doesn't wait for its dis
   CHECK(std::holds_alternative<SendUpdate>(f.out[0]));
   CHECK(std::holds_alternative<Stage>(f.out[1]));
   CHECK(!f.take<SendUpdate>().update.held);
-  CHECK(!f.take<Stage>().commit_now);
 }
 
 TEST_CASE("a write at the head: staged, held, acknowledged, committed, answered, released") {
@@ -154,14 +153,14 @@ TEST_CASE("a write at the head: staged, held, acknowledged, committed, answered,
   CHECK(f.take<Reply>().chunk.version == v);
 }
 
-TEST_CASE("a chain of one commits with the stage's own record") {
+TEST_CASE("a chain of one commits when the update is durable, and not before") {
   Fixture f(1);
   f.send(f.write(1, 100));
-  CHECK(f.take<Stage>().commit_now);
   OpId op = f.take<Stage>().op;
+  CHECK(f.count<Commit>() == 0);
   f.out.clear();
   f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
-  CHECK(f.count<Commit>() == 0);
+  CHECK(f.count<Commit>() == 1);
   CHECK(f.take<Reply>().outcome == Outcome::ok);
 }
 
@@ -190,7 +189,7 @@ TEST_CASE("the last member commits only with its own durability and held") {
   }
 }
 
-TEST_CASE("a last member that was told held before it stages commits with that record") {
+TEST_CASE("a last member that was told held before it stages commits when that is durable") {
   Fixture f(2, 1);
   Update u;
   u.key = kKey;
@@ -199,7 +198,11 @@ TEST_CASE("a last member that was told held before it stages commits with that r
   u.base_absent = u.base_committed = u.held = true;
   u.payload = BufferRef{9};
   f.replica->on_update(f.header(0), u, PayloadState::ready, f.now_ms, f.out);
-  CHECK(f.take<Stage>().commit_now);
+  OpId op = f.take<Stage>().op;
+  CHECK(f.count<Commit>() == 0);
+  f.out.clear();
+  f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  CHECK(f.take<Commit>().version == u.version);
 }
 
 TEST_CASE("judged in order: chain version, authority, retry table, space epoch, base") {

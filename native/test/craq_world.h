@@ -330,7 +330,7 @@ inline void Node::carry_out(Effects& out) {
       start(e->op, e->key, e->version, true, 0, e->length_bytes);
     }
     if (auto* e = std::get_if<Stage>(&effect)) {
-      Record r = keyed(e->commit_now ? RecordKind::stage_commit : RecordKind::stage, e->op, {}, {});
+      Record r = keyed(RecordKind::stage, e->op, {}, {});
       r.update = e->update;
       const std::string wrong =
           store.content_after(e->update, bytes(e->update.payload), e->keep_attributes, &r);
