@@ -59,6 +59,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._server._connections.add(self)
+        if self._server._stopping:  # accepted in the moment of the end: nobody else would close it
+            cast(asyncio.Transport, transport).abort()
+            return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
 

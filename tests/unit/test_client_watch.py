@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -90,11 +92,11 @@ class Running:
             self.address: Address = ("127.0.0.1", server.address[1])
             self._started.set()
             await self._stop.wait()
-            for _ in range(500):  # the links were closed: let their transports hear of it
-                if not server._connections:
-                    break
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)
+        for _ in range(500):  # its transports end in turns of the loop to come
+            if not server._connections:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
 
     def call(self, work: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(work)
@@ -105,6 +107,10 @@ class Running:
         if self._thread.is_alive():
             self.call(self._stop.set)
             self._thread.join(30)
+            # asyncio drops a connection that it accepts in the moment of its end.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
 
 
 @pytest.fixture
