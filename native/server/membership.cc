@@ -26,7 +26,10 @@ uint32_t serving_members(const craq::ChainConfig& config) {
 uint32_t members_behind(const craq::ChainConfig& config, TargetId id) {
   const uint32_t serving = serving_members(config);
   for (uint32_t i = 0; i < serving; i++) {
-    if (config.members[i].target == id) return serving - 1 - i;
+    if (config.members[i].target != id) continue;
+    // Nothing comes down to the head: there is no pool and no lane for that. What a member that was before it
+    // still sends in an older version is received like the next one's, and changes nothing.
+    return std::min(serving - 1 - i, serving >= 2 ? serving - 2 : 0);
   }
   return 0;
 }

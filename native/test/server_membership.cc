@@ -95,6 +95,21 @@ void check_chunk(TestClient& client, uint64_t index, const std::vector<uint8_t>&
 
 }  // namespace
 
+TEST_CASE("every member has a pool for what may still come down to it, the head too") {
+  // An old predecessor of a head sends on in the version before; there was no pool for that.
+  for (uint32_t serving = 1; serving <= kMaxReplicas; serving++) {
+    craq::ChainConfig config;
+    config.member_count = serving;
+    for (uint32_t i = 0; i < serving; i++) config.members[i] = {TargetId{10 + i}, MemberState::serving, 1};
+    for (uint32_t i = 0; i < serving; i++) {
+      const uint32_t behind = members_behind(config, TargetId{10 + i});
+      CHECK(behind + 1 < std::max(serving, 2u));
+      if (i > 0) CHECK(behind == serving - 1 - i);
+    }
+    CHECK(members_behind(config, TargetId{99}) == 0);
+  }
+}
+
 TEST_CASE("a member is filled from empty while writes flow, and takes part") {
   Cluster::Options options;
   options.nodes = 3;
