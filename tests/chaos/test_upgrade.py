@@ -1,4 +1,4 @@
-"""A rolling upgrade under load: processes of this build and of one that reports the next version go together."""
+"""A rolling upgrade under load: processes of this build and of one that reports the next version agree."""
 
 from __future__ import annotations
 
