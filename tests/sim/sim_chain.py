@@ -53,7 +53,9 @@ def promoted(h: History, s: Shadow, source: Shadow, here: Store, there: Store, w
         elif not any(h.has(s, key, v) for v, position in c.positions.items() if position == its):
             raise Violation(f"I7: {s} {what} with position {mine} of {short(key)}, {source} is at {its}")
     for who, entry in there.retry.items():
-        if who[0] not in h.fenced and not _covers(here.retry.get(who), entry):
+        op = h.ops.get((*who, entry.sequence))
+        untold = entry.state == REFUSED and op is not None and not op.refused  # it may still be on its way
+        if who[0] not in h.fenced and not untold and not _covers(here.retry.get(who), entry):
             raise Violation(f"I7: {s} {what} with retry entry {here.retry.get(who)}, {source} has {entry}")
     for space, epoch in h.least_epoch.items():  # acknowledged; one on its way comes down once more
         if here.epochs.get(space, 0) < epoch:

@@ -53,7 +53,7 @@ class History:
         s.tail.append(r)
         if r.outcome != OK and r.kind != RecordKind.REFUSE:
             return
-        if r.kind <= RecordKind.STAGE_COMMIT:
+        if r.kind == RecordKind.STAGE:
             self._staged(s, r)
         elif r.kind == RecordKind.COMMIT:
             s.position[r.key] = self._committed(s, r)
@@ -72,9 +72,6 @@ class History:
                 continue
             if r.kind == RecordKind.STAGE:
                 s.staged.setdefault(r.key, set()).add(r.version)
-            elif r.kind == RecordKind.STAGE_COMMIT:
-                s.staged.setdefault(r.key, set()).add(r.version)
-                s.position[r.key] = s.durable_position[r.key] = self._committed(s, r)
             elif r.kind == RecordKind.COMMIT:
                 s.durable_position[r.key] = self.chunk(r.key).positions[r.version]
             elif r.kind == RecordKind.REFUSE:

@@ -39,6 +39,7 @@ class Attempts:
     after: bytes | None = None
     last: AskedLast | None = None
     tries: int = 0
+    again_after: int = 0  # the try after which it asks again
     finished: bool = False
 
     def __str__(self) -> str:
@@ -284,6 +285,9 @@ class Clients:
         if a.finished:
             return
         if reply.outcome in RETRY:
+            if a.again_after == a.tries:
+                return  # the answer to another copy
+            a.again_after = a.tries
             self._refresh(a.client)
             self.world.at(self.world.rng.randint(5, 100), self._attempt, a)
             return

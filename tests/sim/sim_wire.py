@@ -118,7 +118,6 @@ class PayloadState(IntEnum):
 
 class RecordKind(IntEnum):
     STAGE = 1
-    STAGE_COMMIT = 2
     COMMIT = 3
     REFUSE = 4
     EPOCH = 5

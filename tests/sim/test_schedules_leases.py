@@ -196,11 +196,11 @@ def test_mutant_that_thinks_it_is_alone_is_caught() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_case_21_a_process_is_stopped_for_three_failure_timeouts(index: int) -> None:
+def test_case_21_a_process_is_stopped_for_long(index: int) -> None:
     s = Scene()
     s.write(b"one")
-    s.world.faults.pause(s.node(index), 3000)
-    s.write(b"two", within_ms=2500)  # the chain goes on without it
+    s.world.faults.pause(s.node(index), 8000)
+    s.write(b"two", within_ms=7500)  # the chain goes on without it
     assert index not in s.serving()
     s.whole()
     assert s.read_at(index) == Outcome.OK

@@ -22,7 +22,7 @@ def test_versions_that_are_used_twice() -> None:
     b.restart(0, keep=100)
     b.record(same=True)  # the version that its last incarnation had adopted
     b.settle()
-    with pytest.raises(Violation, match="old version|I2"):
+    with pytest.raises(Violation, match=r"old version|I2"):
         b.write((B, 0, 1), b"another")
 
 

@@ -15,7 +15,7 @@ from sim_model import Violation
 from sim_wire import Mutant
 
 SHARES = 20
-SEEDS_A_SHARE = 100
+SEEDS_A_SHARE = 150
 MUTANT_SEEDS = 400  # within which each of SEARCHED must be seen
 BOX_S = float(os.environ.get("FFS_SIM_SECONDS", "300"))  # of the processor's time, all shares together
 
