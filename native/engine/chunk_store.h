@@ -494,7 +494,7 @@ class ChunkStore {
 
   // --- space epochs. set: raises (never lowers) the least epoch; durable on completion.
   void set_space_epoch(TargetId target, uint64_t space, const SpaceEpoch& epoch, StoreOp* op);
-  SpaceEpoch space_epoch(TargetId target, uint64_t space) const;  // {0, 0} if there is none
+  SpaceEpoch space_epoch(TargetId target, uint64_t space) const;             // {0, 0} if there is none
   void each_space_epoch(TargetId target, SpaceEpochVisitor& visitor) const;  // must not call the store
   // Drops entries whose expiry is at or before `manager_ms`.
   void expire_space_epochs(TargetId target, uint64_t manager_ms, StoreOp* op);

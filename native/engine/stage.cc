@@ -189,7 +189,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   const Image* base = nullptr;
   bool exists;
   if (p.mode == kInstallMode) {
-    if (!condition_holds(*op)) return failed(ECANCELED, "another version is committed than the condition names");
+    if (!condition_holds(*op))
+      return failed(ECANCELED, "another version is committed than the condition names");
     exists = chunk != 0 && !state->index[chunk].image.version.none();
     return plan_room(op, nullptr, exists, code, what);
   }

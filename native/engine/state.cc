@@ -549,7 +549,6 @@ void State::set_chain_state(uint16_t target, std::span<const uint8_t> state) {
   if (!own.empty()) table_bytes_ += chain_state_bytes(own.size());
 }
 
-
 void State::drop_retry(uint16_t target) {
   size_t before = retry.size();
   retry.erase_if([&](const RetryKey& key, const RetryEntry&) { return key.target == target; });

@@ -94,8 +94,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   Status close();
 
   // --- small things (chunk_store.cc)
-  int target_index(TargetId target) const;  // -1: not here, or being released
-  int slot_of_target(TargetId target) const;  // -1: not here
+  int target_index(TargetId target) const;         // -1: not here, or being released
+  int slot_of_target(TargetId target) const;       // -1: not here
   void fail_target(StoreOp* op, TargetId target);  // why target_index is -1; op may be null
   void fill_info(uint32_t chunk, ChunkInfo* info) const;
   bool last_at_or_before(TargetId target, ChunkKey from, ChunkInfo* info) const;

@@ -30,8 +30,8 @@ struct CrashRun::Running {
   uint64_t value = 0;
   size_t state = 0;  // of the chunk, once queued
   bool queued = false;
-  bool dropped = false;    // by a reset or release of the target before its record was queued
-  bool may_fail = false;   // its base was dropped so
+  bool dropped = false;   // by a reset or release of the target before its record was queued
+  bool may_fail = false;  // its base was dropped so
   bool releases = false;
   std::vector<std::pair<uint64_t, size_t>> states;  // reset, release: (key, state)
   bool done = false;
@@ -408,8 +408,7 @@ void CrashRun::start_erase() {
   settle(chunk);
   running->state = chunk.states.size() - 1;
   running->queued = true;
-  if (std::getenv("FFS_ENGINE_TRACE"))
-    std::fprintf(stderr, "%zu: erase key %lu\n", h_.io->log().size(), key);
+  if (std::getenv("FFS_ENGINE_TRACE")) std::fprintf(stderr, "%zu: erase key %lu\n", h_.io->log().size(), key);
   Running* raw = running.get();
   running_.push_back(std::move(running));
   h_.store->erase(kTargetId, key_of(key), &raw->plain);
@@ -500,7 +499,8 @@ bool CrashRun::ended(Running& running) {
     return true;
   }
   if (running.kind == Running::target) {
-    for (const auto& [key, state] : running.states) chunks_[key].states[state].acknowledged_at = running.done_at;
+    for (const auto& [key, state] : running.states)
+      chunks_[key].states[state].acknowledged_at = running.done_at;
     if (running.releases) {
       counter_.states[running.state].acknowledged_at = running.done_at;
       releasing_ = false;

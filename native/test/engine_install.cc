@@ -8,8 +8,8 @@
 #include <map>
 
 #include "engine/format.h"
-#include "engine_crash_model.h"
 #include "engine/store_impl.h"
+#include "engine_crash_model.h"
 #include "engine_harness.h"
 
 using namespace ffs;
@@ -46,7 +46,8 @@ struct Install : InstallOp {
   }
 };
 
-int install(Harness& h, uint64_t chunk, Version version, const std::vector<uint8_t>& bytes, Version over = {}) {
+int install(Harness& h, uint64_t chunk, Version version, const std::vector<uint8_t>& bytes,
+            Version over = {}) {
   auto op = std::make_unique<Install>(chunk, version, bytes, over);
   h.store->install(op.get());
   h.run_until(op->finished);
@@ -91,7 +92,8 @@ void damage(Harness& h, const std::vector<uint8_t>& content, uint32_t at) {
   uint64_t hits = 0;
   for (uint64_t offset = 0; offset < h.io->size_bytes(); offset += kBlock) {
     h.io->image().read(offset, block.data(), kBlock);
-    if (std::memcmp(block.data(), content.data() + from, std::min<size_t>(kBlock, content.size() - from)) != 0)
+    if (std::memcmp(block.data(), content.data() + from, std::min<size_t>(kBlock, content.size() - from)) !=
+        0)
       continue;
     block[at - from] ^= 0x10;
     h.io->image().write(offset, block.data(), kBlock);
@@ -373,14 +375,14 @@ TEST_CASE("damage: told from absence, keeps a stage from its base each time, cur
   CHECK(h.read(1, 66'000, 10).error == EBADMSG);
   CHECK(h.read(1, 0, 65'536).error == 0);
   for (uint64_t n = 2; n < 5; n++) {
-    CHECK(h.write(1, v(n), v(1), 70'100, random_bytes(50, n)) == EBADMSG);             // deferred
-    CHECK(h.write(1, v(n), v(1), 100, random_bytes(180'000, n)) == 0);                 // replaces the damage
+    CHECK(h.write(1, v(n), v(1), 70'100, random_bytes(50, n)) == EBADMSG);  // deferred
+    CHECK(h.write(1, v(n), v(1), 100, random_bytes(180'000, n)) == 0);      // replaces the damage
     CHECK(h.pending_count(1) == 1);
     REQUIRE(waited(h, [&](StoreOp* op) {
               h.store->refuse(kTarget, key_of(1), v(n), {}, ChainId(3), 1, op);
             }) == 0);
-    CHECK(h.truncate(1, v(n), v(1), 80'000) == EBADMSG);                               // a cut
-    CHECK(h.write(1, v(n), v(1), 100, random_bytes(66'000, n)) == EBADMSG);            // rebuilt
+    CHECK(h.truncate(1, v(n), v(1), 80'000) == EBADMSG);                     // a cut
+    CHECK(h.write(1, v(n), v(1), 100, random_bytes(66'000, n)) == EBADMSG);  // rebuilt
   }
   CHECK_FALSE(h.store->metrics().poisoned);
   CHECK(h.pending_count(1) == 0);
@@ -447,9 +449,8 @@ TEST_CASE("reset: pendings and retry entries of one target go, all else stays") 
   check();
   reopen(h);
   check();
-  CHECK(waited(h, [&](StoreOp* o) {
-          h.store->retry_set(kTarget, ClientId(0), ChainId(3), 1, entry, o);
-        }) == EINVAL);
+  CHECK(waited(h, [&](StoreOp* o) { h.store->retry_set(kTarget, ClientId(0), ChainId(3), 1, entry, o); }) ==
+        EINVAL);
   CHECK(retries(h) == 1);
   CHECK(reset(h) == 0);
   CHECK(retries(h) == 0);
