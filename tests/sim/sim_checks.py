@@ -64,10 +64,10 @@ class History:
         elif r.kind == RecordKind.INSTALL:
             s.position[r.key] = self._installed(s, r)
         elif r.kind == RecordKind.ERASE:
-            s.position[r.key] = self._erased(s, r.key)
+            s.position[r.key] = self._erased(r.key)
 
     def durable(self, s: Shadow, count: int) -> None:
-        for r in s.tail[:count]:
+        for at, r in enumerate(s.tail[:count]):
             if r.outcome != OK and r.kind != RecordKind.REFUSE:
                 continue
             if r.kind == RecordKind.STAGE:
@@ -77,12 +77,10 @@ class History:
             elif r.kind == RecordKind.REFUSE:
                 s.staged.get(r.key, set()).discard(r.version)
             elif r.kind == RecordKind.INSTALL:
-                s.durable_position[r.key] = self.chunk(r.key).positions[r.version]
-                if r.base == NONE:
-                    s.staged.pop(r.key, None)
+                self._install_durable(s, r, s.tail[at + 1 :])
             elif r.kind == RecordKind.ERASE:
-                s.durable_position[r.key] = self._erased(s, r.key)
                 s.staged.pop(r.key, None)
+                self._reached(s, r.key, self._erase_durable(s, r.key), s.tail[at + 1 :])
             elif r.kind == RecordKind.RESET:
                 s.staged.clear()
         del s.tail[:count]
@@ -204,39 +202,64 @@ class History:
             raise Violation(f"I2: {s} installs {r.version}, which nobody staged")
         if content != (True, r.content):
             raise Violation(f"I10: {s} installs {r.content} as {r.version}, is {content}")
-        position = self._certain(s, r.key, r.version)
-        if position is None:
+        position = self.chunk(r.key).positions.get(r.version)
+        if position is None and not self._held_by_all(s, r.key, r.version):
             raise Violation(f"I4: {s} installs {r.version}, which may never be committed")
-        return position
+        return s.position.get(r.key, 0) if position is None else position
+
+    def _reached(self, s: Shadow, key: bytes, position: int, later: list[Record]) -> None:
+        """Durably; and what it shows, unless it shows a later record's."""
+        s.durable_position[key] = position
+        if not any(r.key == key for r in later):
+            s.position[key] = position
+
+    def _install_durable(self, s: Shadow, r: Record, later: list[Record]) -> None:
+        """A version that all serving members and the one that is being filled have is certain to commit,
+        whoever leads the chain from now on: it counts as committed."""
+        if r.base == NONE:
+            s.staged[r.key] = {r.version}
+        position = self._certain(s, r.key, r.version)
+        if position is not None:
+            self._reached(s, r.key, position, later)
+
+    def _held_by_all(self, s: Shadow, key: bytes, version: Version) -> bool:
+        """All that serve in its chain version have it durably, and all that it is built on."""
+        c = self.chunk(key)
+        steps = self._steps(key, version)
+        base = self.base_of[key, steps[-1]]
+        newest = c.states[-1] == ABSENT if base == NONE else c.positions[base] == len(c.states) - 1
+        return newest and not any(self.lacking(s.adopted, key, v) for v in steps)
+
+    def _steps(self, key: bytes, version: Version) -> list[Version]:
+        """It and what lies below it, down to what is committed."""
+        steps = [version]
+        while (base := self.base_of[key, steps[-1]]) != NONE and base not in self.chunk(key).positions:
+            steps.append(base)
+        return steps
 
     def _certain(self, s: Shadow, key: bytes, version: Version) -> int | None:
-        """The position of a version that every serving member has durably: it commits sooner or later, and
-        counts as committed from now on. None: it isn't certain yet."""
+        """The position of a version, which it gets now if it is certain to commit; None: it isn't yet."""
         c = self.chunk(key)
         if version in c.positions:
             return c.positions[version]
-        steps = [version]
-        while (base := self.base_of[key, steps[-1]]) != NONE and base not in c.positions:
-            steps.append(base)
-        newest = c.states[-1] == ABSENT if base == NONE else c.positions[base] == len(c.states) - 1
-        if not newest or any(self.lacking(s.adopted, key, v) for v in steps):
+        if not self._held_by_all(s, key, version):
             return None
-        for v in reversed(steps):
+        for v in reversed(self._steps(key, version)):
             self._append(key, v, self.contents[key, v])
         return c.positions[version]
 
-    def _erased(self, s: Shadow, key: bytes) -> int:
-        """The latest position at which there is no chunk: committed, or certain to be."""
+    def _erased(self, key: bytes) -> int:
+        """The latest position at which there is no chunk."""
+        return max(p for p, state in enumerate(self.chunk(key).states) if not state[0])
+
+    def _erase_durable(self, s: Shadow, key: bytes) -> int:
         c = self.chunk(key)
-        if not c.states[-1][0]:
-            return len(c.states) - 1
-        latest = max((v for v, p in c.positions.items()), default=NONE)
-        for (k, v), content in self.contents.items():
-            if k == key and v > latest and not content[0] and s.adopted in self.versions:
-                position = self._certain(s, key, v)
-                if position is not None:
-                    return position
-        return max(p for p, state in enumerate(c.states) if not state[0])
+        if c.states[-1][0] and s.adopted in self.versions:
+            latest = max((v for v in c.positions), default=NONE)
+            for (k, v), content in self.contents.items():
+                if k == key and v > latest and not content[0]:
+                    self._certain(s, key, v)  # a removal that waits for this one alone
+        return self._erased(key)
 
     # ---- loss ---------------------------------------------------------------------------------
 

@@ -122,6 +122,13 @@ class Faults:
         self.world.history.wiped(self.world.history.shadow(node.target), incarnation)
         node.sim.step(wire.start(node.clock(), wipe=True))
 
+    def release(self, node: Node) -> None:
+        """Its target is in no chain any more: it drops all that it holds."""
+        self.world.say(f"{self.world.name(node.target)} is released")
+        self.world.history.wiped(self.world.history.shadow(node.target), -1)
+        node.replicas += 1
+        node.sim.step(wire.start(node.clock(), wipe=True))
+
     def restart(self, node: Node, starts: int) -> None:
         if node.starts != starts or node.up:
             return

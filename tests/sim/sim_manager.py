@@ -8,7 +8,7 @@ heartbeats and their answers, configurations that are handed out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import sim_chain
 import sim_wire as wire
@@ -69,6 +69,14 @@ def describe(record: ChainRecord) -> str:
     return " ".join(f"[{t - 11}]{letters[Member(s)]}{i}" for t, s, i in members_of(record))
 
 
+class Configuration(NamedTuple):
+    """What a node is told of its target's chain."""
+
+    number: tuple[int, int]  # term, number in it; a lower one that comes late changes nothing
+    routes: tuple[tuple[bool, ChainRecord], ...]  # (proposed, record)
+    released: bool  # it is in no chain any more
+
+
 class Manager:
     """One process. `endpoint` is its number in the network, below 0."""
 
@@ -96,6 +104,8 @@ class Manager:
         self.reports: dict[int, tuple[int, TargetReport]] = {}
         self.proposal: Proposal | None = None  # the last one, live or not: no version is used twice
         self.live: Proposal | None = None
+        self.told: object = None  # what nodes are told follows from it
+        self.number = 0  # of configurations, in this term
         self.proposed_s = 0.0
         self.withhold: tuple[int, ...] = ()
         self.changed_s = 0.0
@@ -276,8 +286,11 @@ class Manager:
             self.endpoint, node.target, world.arrive_in, node, starts, self.group.configured, *answer
         )
 
-    def config_of(self, target: int) -> tuple[tuple[bool, ChainRecord], ...]:
-        """(proposed, record)... for a target's node."""
+    def config_of(self, target: int) -> Configuration:
+        """For a target's node."""
+        if self.told != (self.record, self.live, self.incarnations):
+            self.told = (self.record, self.live, dict(self.incarnations))
+            self.number += 1
         routes: list[tuple[bool, ChainRecord]] = []
         now = self.incarnations.get(target, 0)
         known = target in self.record.members or target in goal_of(self.record)
@@ -290,7 +303,8 @@ class Manager:
             stands_down = target in serving_of(self.record) and incarnation_in(self.record, target) == now
             if stands_down or incarnation_in(p.next, target) == now:
                 routes.append((True, p.next))
-        return tuple(routes)
+        released = self.record.counter > 0 and not known
+        return Configuration((self.term, self.number), tuple(routes), released)
 
 
 class Managers:
@@ -355,15 +369,6 @@ class Managers:
                 self.promotions[version] = (target, old[-1])
                 self._compare(version, "is recorded as serving")
                 shadow.lost = False
-        for target in before.members:
-            if target not in after.members and target not in after.wanted:
-                self._released(target)
-
-    def _released(self, target: int) -> None:
-        """It is in no chain any more: its node drops what it holds, or doesn't get so far."""
-        node = self.world.by_target[target]
-        if node.up and not node.paused and self.world.rng.random() < 0.5:
-            self.world.faults.wipe(node)
 
     def check_promotion(self, node: Node, what: str) -> None:
         version = self.world.history.shadow(node.target).adopted
@@ -457,9 +462,7 @@ class Managers:
                     manager.term, 0, 0, config,
                 )  # fmt: skip
 
-    def configured(
-        self, node: Node, term: int, lease_ms: int, asked: int, config: tuple[tuple[bool, ChainRecord], ...]
-    ) -> None:
+    def configured(self, node: Node, term: int, lease_ms: int, asked: int, config: Configuration) -> None:
         """The manager's answer. Those of an earlier term change nothing."""
         world = self.world
         if term < node.term:
@@ -468,10 +471,12 @@ class Managers:
         if lease_ms:
             until = asked + lease_ms * 15 // 16
             world.step(node, wire.lease(node.clock(), until))
-        if config == node.config and world.rng.random() < 0.9:
+        if config.number < node.config or (config.number == node.config and world.rng.random() < 0.9):
             return
-        node.config = config
-        for proposed, record in config:
+        node.config = config.number
+        if config.released and node.sim.status().adopted != (0, 0):
+            world.faults.release(node)
+        for proposed, record in config.routes:
             event = wire.configure(node.clock(), version_of(record), members_of(record), proposed=proposed)
             world.step(node, event)
 

@@ -34,8 +34,9 @@ class Node:
         self.damaged: set[bytes] = set()  # keys, as far as the world knows
         # what the process remembers of the manager
         self.term = 0
-        self.config: object = None
+        self.config = (0, 0)  # the number of the one that it acts on
         self.news = False  # a heartbeat is about to go
+        self.replicas = 1  # counts machines: a target that is released gets a new one
 
     def clock(self) -> int:
         """Its own CLOCK_BOOTTIME, in ms. A process that was stopped between reading it and using it has an
@@ -59,6 +60,6 @@ class Node:
         self.disk_busy = False
         self.incarnation = 0
         self.term = 0
-        self.config = None
+        self.config = (0, 0)
         self.news = False
         self._stale = None

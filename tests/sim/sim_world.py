@@ -200,9 +200,12 @@ class World:
         outcome = Outcome.OK
         if kind == 1 and self.network.faults and self.rng.random() < self.plan.bad:
             outcome = Outcome.BAD_CHECKSUM
-        self.at(self._disk_delay(node), self.arrive_in, node, node.starts, self._ended, op, outcome)
+        more = (node.replicas, op, outcome)
+        self.at(self._disk_delay(node), self.arrive_in, node, node.starts, self._ended, *more)
 
-    def _ended(self, node: Node, op: int, outcome: Outcome) -> None:
+    def _ended(self, node: Node, replicas: int, op: int, outcome: Outcome) -> None:
+        if node.replicas != replicas:
+            return
         self.step(node, wire.done(node.clock(), op, outcome))
 
     def ticking(self, node: Node) -> None:
