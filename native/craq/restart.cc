@@ -299,7 +299,10 @@ void Replica::Machine::nudge(bool reconnected) {
   if (last()) return;
   if (!successor_reconciled_) return notify(successor(), Notice{.type = NoticeType::invite});
   if (reconnected) {
-    for (Pending* p = order_.first(); p != nullptr; p = order_.next(p)) p->sent = false;
+    for (Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
+      p->sent = false;
+      if (p->version() == p->chunk->probe) p->chunk->probed = false;
+    }
   }
   for (Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
     if (!p->sent && !p->fallen) send_ready(p->chunk);

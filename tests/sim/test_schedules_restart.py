@@ -284,3 +284,22 @@ def test_a_removal_that_the_head_lost_is_not_committed_because_the_chunk_is_only
     b.net.clear()
     b.new_chain()
     assert b.contents() == [b"one"] * 2
+
+
+def test_a_removal_that_the_successor_was_asked_about_goes_again_on_a_new_connection() -> None:
+    b = Bench(2)
+    b.send(Kind.CREATE, (0, 0, 0), payload=b"one", tag=1)
+    removed = b.send(Kind.REMOVE, (A, 0, 1))
+    b.flush(0)
+    b.drop()
+    b.restart(0, 1, keep=100)
+    b.record()
+    for _ in range(12):
+        b.deliver(lambda m: m.type != UPDATE)
+        b.flush()
+    assert b.drop(of(UPDATE, 1)) == 1  # the removal, alone
+    b.step(0, wire.connected(b.now, 12))
+    b.drop(of(UPDATE, 1))
+    b.run(2000)
+    assert b.nodes[0].status().serving
+    assert b.done(b.again(removed)) == (1, 1, 2)
