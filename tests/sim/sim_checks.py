@@ -142,8 +142,10 @@ class History:
     # ---- commits ------------------------------------------------------------------------------
 
     def lacking(self, config: Chain, key: bytes, version: Version) -> list[Shadow]:
-        """Members that serve in that recorded version of the chain and don't have the update durably."""
-        members = [self.shadow(t) for t in self.versions[config].serving]
+        """Members that serve in that recorded version of the chain and don't have the update durably. One
+        that has been left out since may have been reset, to be filled anew."""
+        now = self.versions[self.current].serving
+        members = [self.shadow(t) for t in self.versions[config].serving if t in now]
         return [s for s in members if not s.lost and not self.has(s, key, version)]
 
     def _committed(self, s: Shadow, r: Record) -> int:
@@ -210,7 +212,8 @@ class History:
     def _reached(self, s: Shadow, key: bytes, position: int, later: list[Record]) -> None:
         """Durably; and what it shows, unless it shows a later record's."""
         s.durable_position[key] = position
-        if not any(r.key == key for r in later):
+        moves = (RecordKind.COMMIT, RecordKind.INSTALL, RecordKind.ERASE)
+        if not any(r.key == key and r.kind in moves for r in later):
             s.position[key] = position
 
     def _install_durable(self, s: Shadow, r: Record, later: list[Record]) -> None:

@@ -372,6 +372,8 @@ class Managers:
 
     def check_promotion(self, node: Node, what: str) -> None:
         version = self.world.history.shadow(node.target).adopted
+        if version != self.world.history.current:
+            return  # stopped meanwhile; leases keep it from answering
         if self.promotions.get(version, (0, 0))[0] == node.target:
             self._compare(version, what)
 
