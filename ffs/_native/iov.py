@@ -224,6 +224,8 @@ class IovSlice:
         return self.iov.buffer()[self.offset : self.offset + self.length]
 
     def __getitem__(self, part: slice) -> IovSlice:
+        if not isinstance(part, slice):
+            raise InvalidArgument("a part of an Iov is sliced like part[a:b]; for bytes use buffer()")
         begin = 0 if part.start is None else part.start
         end = self.length if part.stop is None else part.stop
         if part.step not in (None, 1) or not 0 <= begin <= end <= self.length:

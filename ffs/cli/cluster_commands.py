@@ -19,6 +19,7 @@ from ffs.cli.cluster_view import (
     target_table,
 )
 from ffs.cli.parsing import Commands, command, connect, print_json
+from ffs.errors import NotFound
 from ffs.proto.cluster import ClusterReply, GetCluster
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ def run_chains(args: argparse.Namespace) -> int:
 def run_targets(args: argparse.Namespace) -> int:
     with connect(args) as client:
         view = look(client)
+    names = {name for node in view.reply.nodes for name in (node.name, str(node.id))}
+    if args.node is not None and args.node not in names:
+        known = ", ".join(sorted(node.name for node in view.reply.nodes))
+        raise NotFound(f"there is no node {args.node!r}; there are: {known}")
     targets = [
         target
         for target in view.reply.targets

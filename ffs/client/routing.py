@@ -99,7 +99,7 @@ class Routing:
             words = TargetState(state).name.lower() if state in list(TargetState) else f"state {state}"
             if place is None or not place.alive or not place.port:
                 words += ", its node isn't there"
-            members.append(f"target {member} on node {place.node if place else '?'}: {words}")
+            members.append(f"target {member} on node id {place.node if place else '?'}: {words}")
         version = f"version {chain.term}.{chain.counter}"
         return f"chain {number} ({version}; {'; '.join(members)})"
 

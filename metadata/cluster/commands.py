@@ -44,6 +44,7 @@ from metadata.cluster.moves import (
     in_chains,
     is_released,
     observe,
+    released,
     successors,
 )
 from metadata.cluster.routing import RoutingCache, View
@@ -242,9 +243,8 @@ class Commands:
     def _on_the_way(self) -> bool:
         view = self._routing.view
         moving = any(set(chain.members) != set(goal_of(chain)) for chain in view.chains.values())
-        return moving or any(
-            is_released(view, target) and view.nodes[target.node].alive for target in view.targets.values()
-        )
+        # Targets of a disk that is gone can drop nothing: nobody waits for them.
+        return moving or any(released(view, node.id) for node in view.nodes.values() if node.alive)
 
     # force-lead
 
@@ -338,10 +338,7 @@ class Commands:
             return await self._planned(planner)
         except NoSpace as error:
             view = self._routing.view
-            emptied = sum(
-                is_released(view, target) and view.nodes[target.node].alive
-                for target in view.targets.values()
-            )
+            emptied = sum(len(released(view, node.id)) for node in view.nodes.values() if node.alive)
             if emptied:
                 raise Overloaded(
                     f"{error.message}; or try again soon: {plans.some(emptied, 'target')} that chains have "

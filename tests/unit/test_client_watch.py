@@ -250,8 +250,8 @@ def test_a_chain_is_described(services: list[Running]) -> None:
     routing, watch, _told = watching(services[0])
     text = routing.describe_chain(3)
     assert "chain 3 (version 1.4" in text
-    assert "target 31 on node 1: serving, its node isn't there" in text
-    assert "target 32 on node 2: offline" in text
+    assert "target 31 on node id 1: serving, its node isn't there" in text
+    assert "target 32 on node id 2: offline" in text
     assert "unknown" in routing.describe_chain(99)
     watch.close()
 

@@ -441,6 +441,12 @@ def test_a_new_disk_takes_the_place_of_a_lost_one_by_itself() -> None:
             assert manager.view is before
             await settle(manager)
             assert on_node(manager.view, 2) & lost == set()
+            # The lost disk's targets stay on record, and can drop nothing: a rebalance doesn't wait for them.
+            await manager.ask(proto.Rebalance())
+            for _ in range(4):
+                await settle(manager)
+            await manager.commands.tick()
+            assert not (await manager.ask(proto.GetCluster())).rebalancing
 
     run(test)
 
