@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 total=${FFS_SOAK_SECONDS:-3600}
-export FFS_SOAK_SECONDS=$((total / 4))
+export FFS_SOAK_SECONDS=$((total / 5))
 python=.venv/bin/python
 
 # Runs a command with a new seed each time until its share is over: until_over COMMAND... (SEED is appended).
@@ -17,6 +17,9 @@ until_over() {
 
 echo "soak: the simulator of chains, $FFS_SOAK_SECONDS s"
 $python -m pytest tests/sim/test_search.py
+
+echo "soak: a cluster of processes under kills, stops and cuts, $FFS_SOAK_SECONDS s"
+$python -m pytest tests/chaos/test_chaos.py tests/chaos/test_metadata_away.py
 
 echo "soak: the engine under crashes, $FFS_SOAK_SECONDS s"
 ./build/test/test_engine --test-case='crash soak*'
