@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +31,15 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> 
         assert time.monotonic() < limit, f"never came: {what}"
         time.sleep(0.02)
     return result
+
+
+def _port(hosts: Hosts, port: int) -> int:
+    """A host of its own has all ports; on loopback others may run."""
+    if hosts.can_cut:
+        return port
+    with socket.socket() as probe:
+        probe.bind((hosts.address(""), 0))
+        return int(probe.getsockname()[1])
 
 
 class Process:
@@ -133,12 +143,13 @@ class Cluster:
         self.secret_file = secret
         self.processes: dict[str, Process] = {}
         env = ["env", *(f"{key}={value}" for key, value in (environment or {}).items())]
-        self.address = ",".join(
-            f"{hosts.address(name)}:{META_PORT + at}" for at, name in enumerate(self.metas)
-        )
+        addresses = [
+            f"{hosts.address(name)}:{_port(hosts, META_PORT + at)}" for at, name in enumerate(self.metas)
+        ]
+        self.address = ",".join(addresses)
         for at, name in enumerate(self.metas):
             arguments = [
-                f"--store=lmdb://{root}/meta", f"--listen={hosts.address(name)}:{META_PORT + at}",
+                f"--store=lmdb://{root}/meta", f"--listen={addresses[at]}",
                 "--lease-ms=1000", f"--failure-timeout-ms={failure_timeout_ms}", secret_option,
             ]  # fmt: skip
             prefix = [*hosts.command(name), *env]
@@ -146,7 +157,7 @@ class Cluster:
         for at, name in enumerate(self.nodes):
             arguments = [
                 f"--metadata={self.address}", f"--name={name}", f"--dir={root}/{name}",
-                f"--listen={hosts.address(name)}:{CONTROL_PORT + at}",
+                f"--listen={hosts.address(name)}:{CONTROL_PORT + at if hosts.can_cut else 0}",
                 f"--device={root}/{name}.device:{device_bytes}", "--pool-size=48M", "--targets-per-device=16",
                 "--start-timeout-s=60", "--log-level=info", secret_option,
                 *(["--no-local"] if hosts.can_cut else []),
