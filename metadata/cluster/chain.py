@@ -40,7 +40,7 @@ nothing to repair: a persisted version above the recorded one makes the next man
                                                          changes: offline
     GONE LOST FAILED FOREIGN offline                     offline                    stays offline
     WIPED STALE DIVERGED     offline (then syncing)      impossible                 impossible
-    RETURNED                 serving                     impossible                 impossible
+    RETURNED                 serving, unless left out    impossible                 impossible
     HOLDS                    serving, unless left out    stays, or is promoted      impossible
     OUTSIDE                  impossible                  syncing, in the new        syncing, if no other
                                                          incarnation                is and a slot is free
@@ -49,6 +49,8 @@ nothing to repair: a persisted version above the recorded one makes the next man
       them has all that was acknowledged. Only `forced` (force-lead) overrides that.
     - Left out though it holds: a suspect (a neighbour waits for its answers for a whole failure timeout,
       while both are there), one that is too slow to persist, one that isn't wanted when all wanted serve.
+      One that has returned: only when it is too slow to persist. A live proposal goes on leaving out whom it
+      left out, until they restart.
     - Promoted, as the new last one: when its source, the last serving member, says so (sync_done) in
       exactly the recorded version, all serving members hold and none leaves.
     - Members that aren't wanted and don't serve are dropped. When all wanted serve, nothing is under way

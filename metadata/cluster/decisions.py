@@ -138,7 +138,7 @@ class Decisions:
             before = self.proposals.get(record.id)
             self.proposals[record.id] = proposal
             self._proposed_s[record.id] = now_s
-            for target in proposal.without:
+            for target, _ in proposal.without:
                 self._paused_s[target] = now_s + self._pause_s
             told = {*record.members, *proposal.next.members, *(before.next.members if before else ())}
             self.touched.update(self._view.targets[target].node for target in told)

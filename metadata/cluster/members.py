@@ -49,12 +49,12 @@ Seats = Mapping[int, Seat]  # by target: every member and every wanted target of
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """The whole next record, that members were asked to persist. It was made from the recorded version
-    `base` and can only follow that one. `without`: members of `base` that it leaves out though
-    they are there (suspected, or too slow to persist), until it is recorded or they restart."""
+    `base` and can only follow that one. `without`: whom it leaves out though they are there (suspected,
+    or too slow to persist), and their incarnations: until it is recorded or they restart."""
 
     next: ChainRecord
     base: Version
-    without: tuple[int, ...] = ()
+    without: tuple[tuple[int, int], ...] = ()  # (target, incarnation)
 
     @property
     def version(self) -> Version:

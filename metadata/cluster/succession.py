@@ -35,7 +35,7 @@ class Succession:
     serving: tuple[int, ...] = ()
     syncing: int = 0
     offline: tuple[int, ...] = ()
-    without: tuple[int, ...] = ()
+    without: tuple[tuple[int, int], ...] = ()  # as Proposal's
     holds: str = ""
     wants_slot: bool = False  # somebody could be filled, but may_sync said no
     wants_quiet: bool = False  # only the order is left to be put right
@@ -79,7 +79,7 @@ def succession(facts: Facts) -> Succession:
     steady = stays == facts.was_serving and all(judged[m] is Member.HOLDS for m in stays)
     chosen = Succession(
         serving=tuple(m for m in stays if m not in leaving),
-        without=tuple(m for m in out if incarnation_in(facts.record, m)),
+        without=tuple((m, facts.seats[m].incarnation) for m in out if incarnation_in(facts.record, m)),
     )
     if steady and _promotes(facts, out):
         chosen.serving += (facts.was_syncing,)
@@ -123,7 +123,15 @@ def _left_out(facts: Facts, fit: tuple[int, ...]) -> tuple[int, ...]:
     """Members that are there and must go: suspected by their neighbours, too slow to persist, or left out
     for such a reason by the live proposal."""
     live = facts.live
-    out = [] if live is None else [m for m in live.without if facts.judged[m] is Member.HOLDS]
+    out: list[int] = []
+    if live is not None:
+        # One that can't persist in the incarnation in which it came back would be taken back for ever.
+        there = (Member.HOLDS, Member.RETURNED)
+        out += [
+            m
+            for m, incarnation in live.without
+            if facts.judged[m] in there and facts.seats[m].incarnation == incarnation
+        ]
     out += _suspects(facts, out)
     if live is not None and facts.overdue:
         out += [m for m in _slow(facts, live) if m not in out]

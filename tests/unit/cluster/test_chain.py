@@ -362,7 +362,7 @@ def test_suspects() -> None:
     decision = decided(record(), accuse)
     assert next_of(decision) == ((A, C, B), "sso")
     assert decision.proposal is not None
-    assert decision.proposal.without == (B,)
+    assert decision.proposal.without == ((B, 1),)
     # each other: the later one goes
     assert next_of(decided(record("ss"), [holds(A, suspect=B), holds(B, suspect=A)])) == ((A, B), "so")
     # one that accuses and is accused by two: its word counts for nothing
@@ -421,7 +421,7 @@ def test_one_that_is_too_slow_to_persist_is_left_out() -> None:
     decision = decided(record(), some, proposal, overdue=True)
     assert next_of(decision) == ((B, A, C), "soo")
     assert decision.proposal is not None
-    assert decision.proposal.without == (A,)
+    assert decision.proposal.without == ((A, 1),)
     again = persists(decision.proposal, seats, B)
     waits = decided(record(), again, decision.proposal)
     assert (waits.action, waits.withhold) == (Action.NONE, (A,))
@@ -433,6 +433,26 @@ def test_one_that_is_too_slow_to_persist_is_left_out() -> None:
     without = decided(record("sso"), slow, filled, overdue=True)
     assert next_of(without) == ((A, B, C), "sso")
     assert decided(record("sso"), slow, without.proposal).action is Action.NONE  # not for the sake of a sync
+
+
+def test_one_that_returned_and_cant_persist_is_left_out_for_good() -> None:
+    """It was taken back as soon as the others had persisted the version without it, and so on for ever."""
+    seats = [holds(A), returned(B)]
+    first = decided(record("ss"), seats).proposal
+    assert first is not None
+    seats = persists(first, seats, A)
+    decision = decided(record("ss"), seats, first, overdue=True)
+    assert next_of(decision) == ((A, B), "so")
+    second = decision.proposal
+    assert second is not None
+    assert second.without == ((B, 2),)
+    assert decided(record("ss"), seats, second).action is Action.NONE
+    done_with = decided(record("ss"), persists(second, seats, A), second)
+    assert (done_with.action, done_with.proposal) == (Action.RECORD, second)
+    again = Seat(3, True, False, returned(B).report)  # it may fare better when it has restarted
+    assert next_of(decided(record("ss"), [seats[0], again], second)) == ((A, B), "ss")
+    leads = decided(record("ss"), [gone(), seats[1]], second)  # and somebody must lead
+    assert next_of(leads) == ((B, A), "so")
 
 
 def test_a_new_chain_begins() -> None:
@@ -701,7 +721,8 @@ def test_every_combination_has_a_row() -> None:
         Proposal(replace(record("sss"), term=3, counter=6), R),
         Proposal(replace(record("sso"), term=3, counter=6), R),
         Proposal(replace(record("ssy"), term=3, counter=6), R),
-        Proposal(replace(record("soo"), term=3, counter=6), R, (B,)),
+        Proposal(replace(record("soo"), term=3, counter=6), R, ((B, 1),)),
+        Proposal(replace(record("soo"), term=3, counter=6), R, ((B, 2),)),
     ]
     actions = set()
     for chain, seats, proposal in itertools.product(chains, itertools.product(*said), proposals):
