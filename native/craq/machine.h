@@ -98,16 +98,17 @@ struct Pending {
   Chunk* chunk = nullptr;
   Disk disk = Disk::queued;
   State state = State::alive;
-  bool held = false;          // all before us have it
-  bool acked = false;         // the successor has committed it
-  bool sent = false;          // in this chain version
-  Fate fate = Fate::unasked;  // with the predecessor, while reconciling
-  bool loaded = false;        // only in the store: is sent as a whole chunk
-  bool fallen = false;        // refused, or built on what was
-  bool unfounded = false;     // fallen, and what it is built on didn't come here
-  bool reached = false;       // the syncing member has it, or its refusal
-  bool base_damaged = false;  // can't be staged until that is repaired
-  bool obtaining = false;     // damaged here: another member is asked for the payload
+  bool held = false;           // all before us have it
+  bool acked = false;          // the successor has committed it
+  bool sent = false;           // in this chain version
+  Fate fate = Fate::unasked;   // with the predecessor, while reconciling
+  bool loaded = false;         // only in the store: is sent as a whole chunk
+  bool fallen = false;         // refused, or built on what was
+  bool unfounded = false;      // fallen, and what it is built on didn't come here
+  bool below_refused = false;  // the members behind have journalled that it has fallen, and dropped it
+  bool reached = false;        // the syncing member has it, or its refusal
+  bool base_damaged = false;   // can't be staged until that is repaired
+  bool obtaining = false;      // damaged here: another member is asked for the payload
   Outcome outcome = Outcome::ok;
   uint64_t sent_ms = 0;
   uint64_t repeated_ms = 0;  // because the successor said `missing`; 0 = never
@@ -151,13 +152,12 @@ struct Chunk {
   uint32_t pending_count = 0;
   RequestQueue turn;
   Pending* staging = nullptr;
-  uint32_t refusing = 0;       // Refuse effects under way
-  bool below_refused = false;  // the members behind have dropped what has fallen
-  bool absent_above = false;   // the predecessor has no such chunk
-  bool unreconciled = false;   // the predecessor's answer is awaited
-  bool probed = false;         // since the chain changed
-  Version probe;               // the removal that the successor was asked about; none: go on
-  bool retired = false;        // in the list of records that may be freed
+  uint32_t refusing = 0;      // Refuse effects under way
+  bool absent_above = false;  // the predecessor has no such chunk
+  bool unreconciled = false;  // the predecessor's answer is awaited
+  bool probed = false;        // since the chain changed
+  Version probe;              // the removal that the successor was asked about; none: go on
+  bool retired = false;       // in the list of records that may be freed
   Tomb* tombs = nullptr;
   Version remember_until;  // tombs and `removed` are kept while the floor isn't above
   Link<Chunk> memory;      // chunks with something to remember
@@ -493,7 +493,7 @@ class Replica::Machine final : public SyncHost {
   // --- resync_hooks.cc
   void adopt_sync();
   void start_sync_source();
-  bool may_promote(const ChainConfig& config) const;
+  bool may_promote(const ChainConfig& config);
   bool sync_holds_back(const Pending* p);
   bool sync_holds_back_refusal(const Chunk* c, Pending* oldest);
   bool sync_holds_back(const EpochChange* e);

@@ -142,9 +142,14 @@ void Replica::Machine::set_phase(Phase phase, Reason reason) {
   out_->push_back(StateChanged{serving(), reason, config_.version});
 }
 
+// Nothing is sent from here until another version is adopted, perhaps never: payloads that the store has,
+// too, are given back. They are memory that those still on their way here may wait for.
 void Replica::Machine::go_offline(Reason reason) {
   keeps_serving_ = false;
   set_phase(Phase::offline, reason);
+  for (Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
+    if (p->disk == Pending::Disk::staged) let_go(p);
+  }
   judge_askers();
   unpark();
 }

@@ -15,7 +15,6 @@ void Replica::Machine::fall(Pending* p, Outcome outcome) {
     q->fallen = true;
     q->outcome = Outcome::fell_with_base;
   }
-  p->chunk->below_refused = false;
   p->chunk->probe = Version{};
 }
 
@@ -30,11 +29,14 @@ void Replica::Machine::advance_refusal(Chunk* c) {
   Pending* r = root(c);
   if (r == nullptr || c->refusing > 0 || !acts()) return;   // goes on in the next version
   if (c->staging != nullptr && c->staging->fallen) return;  // until the disk is done with it
-  if (!last() && !c->below_refused) {
+  // Each by itself, the oldest first: members behind that never got it have to answer for it alike.
+  const Pending* told = r;
+  while (told != nullptr && told->below_refused) told = ChunkPendings::next(told);
+  if (!last() && told != nullptr) {
     r->sent_ms = now_ms_;
     if (!reconciled_ || !successor_reconciled_) return;  // nudged when they are
-    Notice n{.type = NoticeType::cancel, .outcome = r->outcome, .key = c->key, .version = r->version()};
-    n.identity = r->update.identity;
+    Notice n{.type = NoticeType::cancel, .outcome = told->outcome, .key = c->key, .version = told->version()};
+    n.identity = told->update.identity;
     return notify(successor(), n);
   }
   if (sync_holds_back_refusal(c, r)) return;
@@ -65,7 +67,6 @@ void Replica::Machine::refuse_durable(Pending* p, Outcome outcome) {
     if (!first()) remember_refused(c, version, identity, why);
     resolve(q, Pending::State::refused);
   }
-  c->below_refused = false;
   if (!first()) send_refusal(c, version, identity, why);
   if (c->unreconciled) settle(c);
   progress(c);  // an older one may have fallen meanwhile
@@ -78,8 +79,7 @@ void Replica::Machine::refusal_received(const Notice& n) {
   Pending* p = c != nullptr ? find_pending(c, n.version) : nullptr;
   if (p == nullptr) return;
   if (!p->fallen) fall(p, n.outcome);
-  if (p != root(c)) return;
-  c->below_refused = true;
+  p->below_refused = true;
   advance_refusal(c);
 }
 

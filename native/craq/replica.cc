@@ -31,6 +31,20 @@ bool valid(const ClientUpdate& u) {
   return false;
 }
 
+// Whether the store says by it that it won't take this update; else it is the device that can't.
+bool refuses(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::no_space:
+    case Outcome::over_quota:
+    case Outcome::fenced:
+    case Outcome::invalid:
+    case Outcome::fell_with_base:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 // ---- 1. At the head: a request comes in, and is judged (again after every wait) -------------
@@ -198,6 +212,12 @@ bool Replica::Machine::turn_allows(Request* r, const ClientUpdate& u, Chunk* c) 
     reply(r, same ? Outcome::existed : Outcome::tag_differs, c->committed);
     return false;
   }
+  // The bytes of an encoded chunk mean nothing by themselves: it is replaced as a whole, or removed.
+  const bool partial = u.kind == UpdateKind::write || u.kind == UpdateKind::truncate;
+  if (partial && (u.attributes.codec != 0 || newest(c).attributes.codec != 0)) {
+    reply(r, Outcome::invalid);
+    return false;
+  }
   if (pending_count_ >= options_.max_pendings) {
     r->state = Request::State::wants_room;
     room_.push(r);
@@ -323,20 +343,21 @@ void Replica::Machine::staged(Pending* p, Outcome outcome) {
   FFS_CHECK(c->staging == p);
   c->staging = nullptr;
   p->disk = outcome == Outcome::ok ? Pending::Disk::staged : Pending::Disk::queued;
-  if (outcome == Outcome::no_space || outcome == Outcome::over_quota || outcome == Outcome::fenced) {
+  if (refuses(outcome)) {
     fall(p, outcome);
     return advance_refusal(c);
   }
   if (outcome == Outcome::corrupt) return base_damaged(p);
   if (outcome != Outcome::ok) return fail(Reason::device_failed);
-  if (last()) let_go(p);
+  if (last() || phase_ == Phase::offline) let_go(p);
   if (p->held && !p->fallen) send_held(p);
   if (c->unreconciled) settle(c);
   progress(c);
   stage_next(c);
 }
 
-// Nobody is behind us to send it to. Should there be one later (a promoted member), it goes as a whole chunk.
+// Nobody is behind us to send it to now. Should there be one later (a promoted member), it goes as a whole
+// chunk.
 void Replica::Machine::let_go(Pending* p) {
   release(p->update.payload);
   p->loaded = true;

@@ -29,7 +29,7 @@ void Replica::Machine::send_again(Chunk* c, const Version& above) {
 bool Replica::Machine::load_first(Pending* p) {
   if (!p->loaded || p->removal() || p->after.length_bytes == 0) return false;
   if (p->update.payload != kNoBuffer) return false;
-  if (p->obtaining) return true;
+  if (p->obtaining || phase_ == Phase::offline) return true;
   if (p->load_op == 0) {
     p->load_op = new_op(Op::Kind::load, nullptr, p);
     out_->push_back(Load{p->load_op, p->update.key, p->version(), p->after.length_bytes});
@@ -39,6 +39,7 @@ bool Replica::Machine::load_first(Pending* p) {
 
 void Replica::Machine::loaded(Pending* p, Outcome outcome, BufferRef payload) {
   p->load_op = 0;
+  if (phase_ == Phase::offline) return release(payload);  // loaded again when it is to be sent
   if (outcome == Outcome::corrupt) {
     release(payload);
     p->obtaining = true;

@@ -84,7 +84,7 @@ void Replica::Machine::forget_neighbours() {
     p->held = first();
     p->acked = p->sent = false;
     p->fate = Fate::unasked;
-    p->chunk->below_refused = false;
+    p->below_refused = false;
     p->chunk->unreconciled = p->chunk->probed = false;
     p->chunk->probe = Version{};
   }

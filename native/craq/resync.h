@@ -102,9 +102,15 @@ class SyncSource {
 
   // From now on a commit, a refusal or an epoch is passed on only after the target has it.
   bool waits() const { return in_step_ && !host_.is(Mutant::no_wait_in_step); }
-  // A proposal may make that member serving.
-  bool may_promote(TargetId target, uint64_t incarnation) const {
-    return state_ == State::done && target == target_ && incarnation == session_.target_incarnation;
+  // A proposal would make that member serving: may it become durable here? Not while a transfer is under
+  // way, and none begins from now on: what commits wait for goes to the member as an update, once the version
+  // is recorded. Else it might crash as a serving one with a chunk whose retry entry it hasn't journalled
+  // yet.
+  bool may_promote(TargetId target, uint64_t incarnation) {
+    if (state_ != State::done || target != target_ || incarnation != session_.target_incarnation)
+      return false;
+    promoting_ = true;
+    return transfers_.empty() && backlog_.empty() && todo_.empty();
   }
 
   // What the machine tells. `reached`: the target has it already.
@@ -206,6 +212,7 @@ class SyncSource {
   TargetId target_;
   SyncSession session_;
   bool in_step_ = false;
+  bool promoting_ = false;  // what commits wait for is sent no more
   uint64_t pause_until_ms_ = 0;
   uint64_t heard_ms_ = 0;
   Outcome failure_ = Outcome::ok;

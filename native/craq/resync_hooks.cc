@@ -27,7 +27,7 @@ void Replica::Machine::start_sync_source() {
 
 // The member that this one fills may serve only when it has all, in the incarnation that has it. A member
 // that was left out meanwhile (and is to be filled itself) fills nobody any more.
-bool Replica::Machine::may_promote(const ChainConfig& config) const {
+bool Replica::Machine::may_promote(const ChainConfig& config) {
   // What counts is the recorded version: not yet ours, or no longer.
   if (next_config_.version > config_.version) return phase_ != Phase::persisting;
   const TargetId target = syncing_member();

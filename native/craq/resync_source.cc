@@ -89,7 +89,7 @@ void SyncSource::void_session() {
   walk_from_ = ChunkKey{};
   walk_done_ = false;
   ranges_.clear();
-  in_step_ = false;
+  in_step_ = promoting_ = false;
 }
 
 // Not once it was done: the manager may have made the target serving by then.

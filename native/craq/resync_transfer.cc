@@ -34,6 +34,7 @@ void SyncSource::want(const ChunkKey& key, const Version& version) {
 }
 
 void SyncSource::send_urgent() {
+  if (promoting_) return;
   const auto flying = [&] { return transfers_.size() - background_; };
   while (!urgent_.empty() && flying() < kMaxUrgent && may_send()) {
     const ChunkKey key = urgent_.front();

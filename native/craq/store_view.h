@@ -16,8 +16,11 @@ namespace ffs::craq {
 // One version of a chunk. `version` none: the chunk doesn't exist.
 struct ChunkFacts {
   Version version;
-  uint32_t length_bytes = 0;
+  uint32_t length_bytes = 0;  // of its bytes as they are stored, sent and copied, encoded or not
   Attributes attributes;
+  uint32_t logical_bytes() const {
+    return attributes.codec != 0 ? attributes.logical_length_bytes : length_bytes;
+  }
 };
 
 // A version that is durable and not committed. After a start this is all that is known of it,
