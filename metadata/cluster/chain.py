@@ -46,7 +46,8 @@ nothing to repair: a persisted version above the recorded one makes the next man
                                                          incarnation                is and a slot is free
 
     - If no serving member is left, the record stays and its serving members are waited for: one of
-      them has all that was acknowledged. Only `forced` (force-lead) overrides that.
+      them has all that was acknowledged. Only `forced` (force-lead) overrides that. If one of them comes
+      back first, it leads, and the consent is void for any later time.
     - Left out though it holds: a suspect (a neighbour waits for its answers for a whole failure timeout,
       while both are there), one that is too slow to persist, one that isn't wanted when all wanted serve.
       One that has returned: only when it is too slow to persist. A live proposal goes on leaving out whom it
@@ -63,7 +64,8 @@ nothing to repair: a persisted version above the recorded one makes the next man
     N                    no live P, nobody ahead    no live P, somebody ahead   live P
     -------------------  -------------------------  --------------------------  -----------------------
     hold                 nothing                    nothing                     nothing (P stands)
-    as recorded          nothing                    propose N                   propose N, above P
+    as recorded          nothing (`forced` set:     propose N                   propose N, above P
+                         propose N, which spends it)
     another              propose N                  propose N                   P names N: wait, or
                                                                                 record; else propose N
 
@@ -210,7 +212,7 @@ def decide(
     after = next_record(facts, chosen, (term, top[1] + 1))
     _check_step(record, after, chosen)
     ahead = _ahead(record, seats, live)
-    if live is None and not ahead and same_part(record, after):
+    if live is None and not ahead and not record.forced and same_part(record, after):
         return decision(Action.NONE, None)
     if live is None or ahead or not same_part(live.next, after):
         return decision(Action.PROPOSE, Proposal(after, version_of(record), chosen.without))

@@ -21,6 +21,9 @@ from metadata.cluster.succession import Facts, Succession
 def reason_of(facts: Facts, chosen: Succession, proposal: Proposal | None) -> str:
     """One or more clauses, the most telling first; never empty."""
     parts = [chosen.holds] if chosen.holds else []
+    if facts.record.forced:
+        armed = f"target {facts.record.forced} was forced to lead"
+        parts += [] if armed in chosen.holds else [f"{armed}, unless one that was serving is back first"]
     parts += [part for target in facts.judged if (part := _of_member(facts, target))]
     if chosen.wants_slot:
         parts.append("a replica waits for others' recovery to end: so many go on at once")

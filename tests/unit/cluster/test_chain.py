@@ -549,6 +549,29 @@ def test_forced_to_lead() -> None:
     assert recorded_by(chain, decision.proposal).forced == 0
 
 
+def test_consent_to_force_doesnt_outlive_its_cause() -> None:
+    """A is back, and B, which was forced, isn't there: nothing has to change but that."""
+    chain = record("so", forced=B)
+    armed = decided(chain, [silent(), gone()])
+    assert armed.action is Action.NONE
+    assert "target 12 was forced to lead, unless" in armed.reason
+    seats = [holds(A), gone()]
+    decision = decided(chain, seats)
+    assert next_of(decision) == ((A, B), "so")
+    assert "target 12 was forced to lead, unless" in decision.reason
+    assert decision.proposal is not None
+    assert decided(chain, seats, decision.proposal).action is Action.NONE
+    assert decided(chain, persists(decision.proposal, seats, A), decision.proposal).action is Action.RECORD
+    after = recorded_by(chain, decision.proposal)
+    assert after.forced == 0
+    later = decided(after, [gone(), outside(B)])
+    assert later.action is Action.NONE
+    assert "must come back" in later.reason
+    # nor does one that was asked for on a chain that is whole
+    whole = record("ss", forced=B)
+    assert next_of(decided(whole, [holds(A), holds(B)])) == ((A, B), "ss")
+
+
 # --- 3. actions --------------------------------------------------------------------------------------
 
 
