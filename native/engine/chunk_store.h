@@ -174,6 +174,7 @@ struct ReadOp : StoreOp {
   Version version;
   bool pending = false;  // the version read is a pending one
   uint32_t chunk_length = 0;
+  uint32_t readable_length = 0;  // where reads end: with codec != 0 the stored length
   uint32_t read_length = 0;
   Attributes attributes;
   // checksums[i] is that of granule (first_granule + i), for the granules wholly inside the range

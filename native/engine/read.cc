@@ -47,7 +47,7 @@ void ChunkStore::Impl::read(ReadOp* op) {
   op->store = this;
   op->error = 0;
   op->what = nullptr;
-  op->read_length = op->granule_count = op->first_granule = op->chunk_length = 0;
+  op->read_length = op->granule_count = op->first_granule = op->chunk_length = op->readable_length = 0;
   op->pending = false;
   op->version = Version{};
   auto& p = op->p;
@@ -96,7 +96,7 @@ const Image* ChunkStore::Impl::choose_image(const ReadOp& op, uint32_t chunk, bo
 // it (as far as bytes are stored) goes through scratch memory in pieces; the rest is zeros.
 void ChunkStore::Impl::plan_read(ReadOp* op, const Image& image) {
   auto& p = op->p;
-  p.readable = image.codec == 0 ? image.logical : image.stored;
+  p.readable = op->readable_length = image.codec == 0 ? image.logical : image.stored;
   p.stored = image.stored;
   p.place = image.place;
   p.overlay = image.overlay;

@@ -235,7 +235,7 @@ void Shard::on_stored(engine::StoreOp* op) {
     log(LogLevel::kError, "target %llu: storing an update failed: %s (errno %d)",
         static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);
   }
-  self->complete(target, work->op_id, outcome_of(op->error));
+  self->complete(target, work->op_id, outcome_of_stage(op->error));
   if (work->payload != nullptr) self->release(work->payload);
   self->stages_.give(work);
 }

@@ -106,7 +106,7 @@ void Shard::reply_read(Request* request, const craq::Reply& answer) {
   reply.version = to_wire(read.version);
   reply.expiry_ms = read.attributes.expiry_ms;
   reply.bytes = read.read_length;
-  reply.chunk_length = read.chunk_length;
+  reply.chunk_length = read.readable_length;
   reply.logical_length = read.chunk_length;
   reply.codec = read.attributes.codec;
   reply.tag_bytes = read.attributes.tag_bytes;
@@ -166,13 +166,13 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
   reply.version = to_wire(answer.chunk.version);
   reply.chain = to_wire(answer.chain_version);
   reply.routing_epoch = routing_epoch_;
-  reply.chunk_length = answer.chunk.length_bytes;
+  reply.chunk_length = answer.chunk.logical_bytes();
   if (answer.outcome == Outcome::offline) reply.retry_after_ms = kRetryAfterMs;
   if (request->update_kind == wire::UpdateKind::kRemoveRange) {
     reply.value = answer.count;
     reply.chunk_length = answer.more ? 1 : 0;
   } else if (answer.outcome == Outcome::existed || answer.outcome == Outcome::tag_differs) {
-    reply.value = answer.chunk.length_bytes;
+    reply.value = answer.chunk.logical_bytes();
   } else if (answer.outcome == Outcome::ok) {
     reply.value = request->length;
   }
@@ -191,7 +191,7 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
 void Shard::reply_exists(Request* request, uint32_t index, const craq::Reply& answer) {
   FFS_CHECK(index < request->entries.size());
   wire::ExistsEntry& entry = request->entries[index];
-  entry.length = answer.chunk.length_bytes;
+  entry.length = answer.chunk.logical_bytes();
   if (answer.outcome == Outcome::ok) {
     entry.state = 1;
   } else if (answer.outcome == Outcome::tag_differs) {
@@ -238,7 +238,7 @@ void Shard::reply_last_chunk(Request* request, const craq::Reply& answer) {
     reply.detail = static_cast<uint32_t>(what.detail);
     if (answer.outcome == Outcome::ok) {
       std::memcpy(reply.key, answer.key.bytes.data(), sizeof reply.key);
-      reply.length = answer.chunk.length_bytes;
+      reply.length = answer.chunk.logical_bytes();
       reply.chunks = count_space(*request->target, request->space);
     }
     session.connection.queue.push(Type::kLastChunkReply, request->request_id, reply);

@@ -8,6 +8,16 @@ namespace {
 
 constexpr uint8_t kRecordVersion = 1;
 
+// The replica's length is of the bytes that it moves: with a codec, as many as are stored.
+template <typename Info>
+craq::ChunkFacts facts_of(const Info& info) {
+  craq::ChunkFacts facts;
+  facts.version = info.version;
+  facts.length_bytes = info.attributes.codec != 0 ? info.stored_length : info.length;
+  facts.attributes = to_craq(info.attributes, info.length);
+  return facts;
+}
+
 craq::RetryEntry retry_of(const engine::RetryEntry& entry) {
   craq::RetryEntry out;
   out.sequence = entry.sequence;
@@ -76,12 +86,8 @@ bool decode_chain_record(std::span<const uint8_t> bytes, ChainId* chain, craq::C
 
 craq::ChunkFacts EngineView::committed(const ChunkKey& key) const {
   engine::ChunkInfo info;
-  craq::ChunkFacts facts;
-  if (!store_.lookup(target_, key, &info) || info.version.none()) return facts;
-  facts.version = info.version;
-  facts.length_bytes = info.length;
-  facts.attributes = to_craq(info.attributes, info.length);
-  return facts;
+  if (!store_.lookup(target_, key, &info) || info.version.none()) return {};
+  return facts_of(info);
 }
 
 void EngineView::each_pending(craq::PendingVisitor& visitor) const {
@@ -92,9 +98,7 @@ void EngineView::each_pending(craq::PendingVisitor& visitor) const {
     for (uint32_t i = 0; store_.pending_at(target_, found, i, &info); i++) {
       craq::PendingFacts facts;
       facts.key = found;
-      facts.chunk.version = info.version;
-      facts.chunk.length_bytes = info.length;
-      facts.chunk.attributes = to_craq(info.attributes, info.length);
+      facts.chunk = facts_of(info);
       facts.removal = info.kind == engine::UpdateKind::remove;
       facts.identity = info.identity;
       facts.space_epoch = info.space_epoch;
@@ -171,9 +175,7 @@ std::optional<craq::ChunkDigest> EngineView::digest_at_or_after(const ChunkKey& 
   craq::ChunkDigest out;
   if (!store_.digest_at_or_after(target_, key, &info, &out.digest)) return std::nullopt;
   out.key = info.key;
-  out.chunk.version = info.version;
-  out.chunk.length_bytes = info.length;
-  out.chunk.attributes = to_craq(info.attributes, info.length);
+  out.chunk = facts_of(info);
   return out;
 }
 

@@ -52,6 +52,7 @@ bool Shard::update_fault(const net::Frame& frame, const wire::Update& update) co
       (update.flags & ~(wire::kUpdatePin | wire::kUpdateNeedExisting)) != 0)
     return true;
   if (static_cast<uint64_t>(update.offset) + update.length > kMaxChunkBytes) return true;
+  if (update.codec != 0 && update.logical_length > kMaxChunkBytes) return true;
   if (!data || update.length == 0)
     return frame.payload_bytes != 0 || (data && (inline_data || region_data) && update.bulk.length != 0);
   if (!inline_data && !region_data) return true;

@@ -73,6 +73,20 @@ Outcome outcome_of(int error) {
   }
 }
 
+// What the store has against an update is a refusal of it, and no word on the device: the chain goes on.
+Outcome outcome_of_stage(int error) {
+  switch (error) {
+    case EINVAL:
+      return Outcome::invalid;
+    case ESTALE:  // what it is built on isn't there, or there is more already
+    case EEXIST:
+    case EBUSY:
+      return Outcome::fell_with_base;
+    default:
+      return outcome_of(error);
+  }
+}
+
 craq::Attributes attributes_of(const wire::Update& update) {
   craq::Attributes attributes;
   std::memcpy(attributes.tag.data(), update.tag, sizeof update.tag);

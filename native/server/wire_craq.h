@@ -41,6 +41,7 @@ wire::Sync sync_of(const craq::SendSync& send);
 craq::PeerHeader header_of(const wire::Sync& sync);
 // What an operation of the store came to.
 craq::Outcome outcome_of(int error);
+craq::Outcome outcome_of_stage(int error);  // of an update's
 // Whether a notice must follow the updates before it in order, or goes by the lane that never waits.
 bool follows_updates(craq::NoticeType type);
 

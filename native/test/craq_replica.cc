@@ -292,6 +292,74 @@ TEST_CASE("what can't be: refused as invalid, with its payload released") {
   }
 }
 
+TEST_CASE("an encoded chunk is replaced or removed, nothing is written into it") {
+  ChunkFacts encoded;
+  encoded.version = {{1, 1}, 1};
+  encoded.length_bytes = 4;
+  encoded.attributes.codec = 1;
+  encoded.attributes.logical_length_bytes = 100;
+  const auto refused = [](Fixture& f, const ClientUpdate& u) {
+    f.out.clear();
+    f.send(u);
+    CHECK(f.count<Stage>() == 0);
+    CHECK(f.count<SendUpdate>() == 0);
+    CHECK(f.count<Release>() == 1);
+    CHECK(f.answer() == Outcome::invalid);
+  };
+  const auto update = [](Fixture& f, uint64_t sequence, UpdateKind kind, uint8_t codec) {
+    ClientUpdate u = f.write(sequence, 100 + sequence);
+    u.identity.channel = static_cast<uint32_t>(sequence);
+    u.kind = kind;
+    u.attributes.codec = codec;
+    return u;
+  };
+  for (const UpdateKind kind : {UpdateKind::write, UpdateKind::truncate}) {
+    for (const uint8_t codec : {0, 1}) {
+      Fixture f(2);
+      f.store.facts = encoded;  // committed
+      refused(f, update(f, 1, kind, codec));
+      f.send(update(f, 2, UpdateKind::replace, 0));  // no longer encoded, once this is committed
+      REQUIRE(f.count<Stage>() == 1);
+      f.out.clear();
+      f.send(update(f, 3, kind, 0));
+      CHECK(f.count<SendUpdate>() == 1);
+
+      Fixture pending(2);
+      pending.send(update(pending, 1, UpdateKind::replace, 1));
+      REQUIRE(pending.count<Stage>() == 1);
+      refused(pending, update(pending, 2, kind, codec));
+    }
+  }
+  Fixture f(2);
+  refused(f, update(f, 1, UpdateKind::write, 1));  // nor does one begin so
+  f.send(update(f, 2, UpdateKind::write, 0));
+  CHECK(f.count<Stage>() == 1);
+}
+
+TEST_CASE("an update that the store won't take is refused, and the chain goes on") {
+  for (const Outcome outcome : {Outcome::invalid, Outcome::fell_with_base}) {
+    Fixture f(2);
+    f.send(f.write(1, 100));
+    const Stage stage = f.take<Stage>();
+    f.out.clear();
+    f.replica->on_completion(stage.op, outcome, kNoBuffer, f.now_ms, f.out);
+    CHECK(f.count<StateChanged>() == 0);
+    const Notice cancel = f.take<SendNotice>().notice;
+    CHECK(cancel.type == NoticeType::cancel);
+    CHECK(cancel.outcome == outcome);
+    f.out.clear();
+    f.from_below(
+        Notice{.type = NoticeType::refusal, .outcome = outcome, .key = kKey, .version = cancel.version});
+    const Refuse refuse = f.take<Refuse>();
+    f.out.clear();
+    f.replica->on_completion(refuse.op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+    CHECK(f.answer() == outcome);
+    CHECK(f.replica->status().serving);
+    f.send(f.write(2, 101));
+    CHECK(f.count<Stage>() == 1);
+  }
+}
+
 TEST_CASE("a full device is a refusal that all members journal before it is answered") {
   Fixture f(2);
   f.store.room = Outcome::no_space;

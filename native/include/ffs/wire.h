@@ -216,8 +216,8 @@ struct ReadReply {
   uint64_t expiry_ms;
   uint64_t routing_epoch;
   uint32_t bytes;         // delivered; short at the end of the chunk
-  uint32_t chunk_length;
-  uint32_t logical_length;
+  uint32_t chunk_length;    // where reads end
+  uint32_t logical_length;  // with a codec: of what the bytes decode to
   uint32_t first_granule; // of the checksums
   uint8_t checksum_kind;
   uint8_t codec;
