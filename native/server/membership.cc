@@ -168,7 +168,24 @@ void Shard::begin_leaving(TargetId id) {
       static_cast<unsigned long long>(id.value), target->chain.value);
   target->leaving = true;
   scrubber_->forget(id);
+  end_waiting(*target);
   go_on_leaving(*target);
+}
+
+// What waits for buffers would wait for those that the replica itself holds until it is gone.
+void Shard::end_waiting(Target& target) {
+  for (uint32_t slot = 0; slot < payloads_.size(); slot++) {
+    Payload* payload = payloads_.at(slot);
+    if (payload->references == 0 || payload->target != &target || !payload->waiter.waiting) continue;
+    buffers_->cancel(&payload->waiter);
+    end_fetch(payload, craq::Outcome::dropped);
+  }
+  for (uint32_t slot = 0; slot < loads_.size(); slot++) {
+    LoadWork* work = loads_.at(slot);
+    if (work->owner_target != &target || !work->waiter.waiting) continue;
+    buffers_->cancel(&work->waiter);
+    end_load(work, craq::Outcome::absent);
+  }
 }
 
 // Once nothing of the replica is under way: drops it, then all that the store has of the target.

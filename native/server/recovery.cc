@@ -201,6 +201,7 @@ LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, c
 }
 
 void Shard::start_load(LoadWork* work) {
+  if (work->owner_target->leaving) return end_load(work, Outcome::absent);  // nobody waits for it
   work->waiter.ready = on_load_buffer;
   work->waiter.owner = work;
   const uint32_t bytes = std::max(work->length, 1u);
@@ -226,14 +227,24 @@ void Shard::on_loaded(engine::StoreOp* op) {
       (work->read_length != work->payload->length || !self->check_payload(work->payload))) {
     outcome = Outcome::corrupt;
   }
-  self->end_background(*work);
+  self->end_load(work, outcome);
+}
+
+void Shard::end_load(LoadWork* work, Outcome outcome) {
+  end_background(*work);
   if (outcome == Outcome::ok) {
-    self->complete(*work->owner_target, work->op_id, outcome, self->give(*work->owner_target, work->payload));
+    complete(*work->owner_target, work->op_id, outcome, give(*work->owner_target, work->payload));
   } else {
-    self->release(work->payload);
-    self->complete(*work->owner_target, work->op_id, outcome);
+    release(work->payload);
+    complete(*work->owner_target, work->op_id, outcome);
   }
-  self->loads_.give(work);
+  loads_.give(work);
+}
+
+size_t Shard::loads_waiting() const {
+  size_t count = 0;
+  for (uint32_t slot = 0; slot < loads_.size(); slot++) count += loads_.at(slot)->waiter.waiting ? 1 : 0;
+  return count;
 }
 
 // --- putting them in place ------------------------------------------------------------------------

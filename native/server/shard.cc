@@ -295,8 +295,8 @@ void Shard::shut_down() {
     if (session->open) close_session(*session, "the server stops");
   }
   auto store_busy = [this] {
-    return stages_.used() + smalls_.used() + loads_.used() + installs_.used() > 0 || reads_under_way_ > 0 ||
-           !store_->idle() || !scrubber_->idle();
+    return stages_.used() + smalls_.used() + loads_.used() + installs_.used() > loads_waiting() ||
+           reads_under_way_ > 0 || !store_->idle() || !scrubber_->idle();
   };
   auto busy = [&] { return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0; };
   const uint64_t give_up_us = clock_us() + kShutDownUs;
@@ -346,8 +346,15 @@ void Shard::abandon_all() {
   for (uint32_t slot = 0; slot < payloads_.size(); slot++) {
     Payload* payload = payloads_.at(slot);
     if (payload->references == 0) continue;
+    buffers_->cancel(&payload->waiter);
     payload->references = 1;
     release(payload);
+  }
+  for (uint32_t slot = 0; slot < loads_.size(); slot++) {
+    LoadWork* work = loads_.at(slot);
+    if (!work->waiter.waiting) continue;
+    buffers_->cancel(&work->waiter);
+    loads_.give(work);  // its payload is given back already
   }
   fetch_head_ = fetch_tail_ = nullptr;
 }

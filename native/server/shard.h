@@ -150,6 +150,7 @@ class Shard {
   void apply(const ChainRoute& chain, TargetId id);
   Target* take_target(TargetId id, ChainId chain);
   void begin_leaving(TargetId id);
+  void end_waiting(Target& target);
   void go_on_leaving(Target& target);
   static void on_left(engine::StoreOp* op);
   void abandon(Target& target);
@@ -251,6 +252,8 @@ class Shard {
   LoadWork* take_load(Target& target, craq::OpId op, const ChunkKey& key, const Version& version,
                       uint32_t length);
   void start_load(LoadWork* work);
+  void end_load(LoadWork* work, craq::Outcome outcome);
+  size_t loads_waiting() const;  // for buffers
   void start_in_turn(BackgroundWork* work, bool background, uint32_t bytes);
   void start_background();
   void scrub();

@@ -315,6 +315,71 @@ TEST_CASE("requests that wait in a target that is released are answered") {
 
 namespace {
 
+// Two nodes, the second one stopped; the head's buffers for updates are all with pending ones, and more wait.
+struct FullHead {
+  FullHead() : cluster(options()), head(*cluster.node(0).shard, net::Transport::kLocal) {
+    client_of(head, cluster, 0);
+    cluster.stop(1);
+    const auto data = pattern(kBytes, 1);
+    for (uint32_t i = 0; i < kUpdates; i++) {
+      wire::Update update = head.update(UpdateKind::kReplace, i, 0, kBytes);
+      update.context.channel = 10 + i;
+      ids.push_back(head.send_update(update, data, false));
+    }
+    head.flush();
+    cluster.wait_for(0, [&](const TargetReport&) { return metrics().ops_waiting >= 10; });
+  }
+  static Cluster::Options options() {
+    Cluster::Options options;
+    options.nodes = 2;
+    options.pool_bytes = 48u << 20;
+    options.failure_timeout_ms = 1000;
+    return options;
+  }
+  ShardMetrics metrics() {
+    ShardMetrics metrics;
+    REQUIRE(cluster.node(0).server->metrics(0, &metrics));
+    return metrics;
+  }
+  void release() {
+    CHECK(cluster.node(0).server->release_target(TargetId(Cluster::target(0))) == 0);
+    cluster.wait_for(0, [](const TargetReport& report) { return report.chain == ChainId(); });
+    for (const uint64_t id : ids) CHECK(head.wait(id).code() == EAGAIN);
+    CHECK(metrics().pool_used_bytes == 0);
+    CHECK(metrics().ops_waiting == 0);
+  }
+
+  static constexpr uint32_t kBytes = 1 << 20, kUpdates = 60;
+  Cluster cluster;
+  TestClient head;
+  std::vector<uint64_t> ids;
+};
+
+}  // namespace
+
+TEST_CASE("a server stops while updates wait for buffers") {
+  FullHead full;
+  CHECK(full.cluster.node(0).server->stop() == 0);
+}
+
+TEST_CASE("a target is released while its updates wait for buffers that its pendings hold") {
+  FullHead full;
+  full.release();
+}
+
+TEST_CASE("a head that is left out gives back its buffers, to others and to what waits for them") {
+  FullHead full;
+  full.cluster.start(full.cluster.node(1));
+  full.cluster.lease(Cluster::kLongLeaseMs);
+  full.cluster.change({{1}, {0, MemberState::offline}});
+  full.cluster.wait_for(0, [&](const TargetReport&) {
+    return full.metrics().pool_used_bytes == 0 && full.metrics().ops_waiting == 0;
+  });
+  full.release();
+}
+
+namespace {
+
 // Flips a bit of a chunk's content on a node's device: of the block at `block` of what begins like `content`.
 void damage(Cluster& cluster, uint32_t node, const std::vector<uint8_t>& content, size_t block) {
   const Fd device(::open(cluster.node(node).device.c_str(), O_RDWR | O_CLOEXEC));
