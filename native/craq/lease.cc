@@ -8,8 +8,10 @@
 namespace ffs::craq {
 
 // The holder counts from asking and allows for clocks that run differently; the granter from answering.
-uint64_t Replica::Machine::held_for_ms() const {
-  return options_.peer_lease_ms - options_.peer_lease_ms / 16;
+// Each has its own length until the last of them was restarted with a new one: the shorter one holds.
+uint64_t Replica::Machine::held_for_ms(uint64_t granted_ms) const {
+  const uint64_t lease_ms = std::min(options_.peer_lease_ms, granted_ms);
+  return lease_ms - lease_ms / 16;
 }
 
 // ---- The holder's side --------------------------------------------------------------------------
@@ -46,7 +48,8 @@ void Replica::Machine::lease_received(uint64_t until_ms) {
 void Replica::Machine::ask_leases() {
   const uint64_t lease_ms = options_.peer_lease_ms;
   if (lease_ms == 0 || !acts() || !on_path() || manager_lease_until_ms_ > now_ms_ + lease_ms * 5 / 2) return;
-  if (leases_asked_ms_ != 0 && now_ms_ - leases_asked_ms_ < lease_ms / 3) return;
+  if (leases_asked_ms_ != 0 && now_ms_ - leases_asked_ms_ < std::min(lease_ms, shortest_grant_ms_) / 3)
+    return;
   leases_asked_ms_ = now_ms_;
   for (uint32_t i = 0; i < path_count_; i++) {
     if (i != my_index_)
@@ -58,7 +61,8 @@ void Replica::Machine::lease_granted(TargetId from, const Notice& n) {
   const uint32_t i = index_of(config_, from);
   if (i >= path_count_ || n.outcome != Outcome::ok || n.number > now_ms_) return;
   const bool before = leased();
-  peer_lease_until_ms_[i] = std::max(peer_lease_until_ms_[i], n.number + held_for_ms());
+  shortest_grant_ms_ = std::min(shortest_grant_ms_, n.other.update);
+  peer_lease_until_ms_[i] = std::max(peer_lease_until_ms_[i], n.number + held_for_ms(n.other.update));
   if (!before && leased()) unpark();
 }
 
@@ -68,6 +72,7 @@ void Replica::Machine::lease_granted(TargetId from, const Notice& n) {
 void Replica::Machine::lease_asked(TargetId from, const Notice& n) {
   if (index_of(config_, from) >= path_count_) return;
   Notice answer{.type = NoticeType::lease_grant, .number = n.number};
+  answer.other.update = options_.peer_lease_ms;
   if (!grant(from)) answer.outcome = Outcome::offline;
   notify(from, answer);
 }

@@ -441,7 +441,7 @@ class Replica::Machine final : public SyncHost {
   void ask_leases();
   bool grant(TargetId to);
   bool granted_outside(const ChainConfig& config) const;
-  uint64_t held_for_ms() const;
+  uint64_t held_for_ms(uint64_t granted_ms) const;
 
   // --- suspicion.cc
   void heard_from(TargetId target);
@@ -538,6 +538,7 @@ class Replica::Machine final : public SyncHost {
   uint64_t manager_lease_until_ms_ = 0;
   std::array<uint64_t, kMaxReplicas> peer_lease_until_ms_{};
   uint64_t leases_asked_ms_ = 0;
+  uint64_t shortest_grant_ms_ = UINT64_MAX;  // in config_
   std::array<Grant, 2 * kMaxReplicas> grants_{};
   ChainVersion outgrown_by_;
   Watched above_;

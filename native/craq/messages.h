@@ -112,7 +112,7 @@ enum class NoticeType : uint8_t {
   ready = 14,             // up: I serve, and all behind me
   invite = 15,            // down: I can answer `reconcile` now
   lease_ask = 16,         // to another serving member: number (the asker's clock)
-  lease_grant = 17,       // back: number (repeated)
+  lease_grant = 17,       // back: number (repeated), other.update (for so many ms)
 };
 
 // What a member knows of a version that its successor has pending.

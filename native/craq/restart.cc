@@ -70,6 +70,7 @@ void Replica::Machine::forget_neighbours() {
   counter_ = 0;
   peer_lease_until_ms_ = {};
   leases_asked_ms_ = 0;
+  shortest_grant_ms_ = UINT64_MAX;
   floor_ = Version{};
   early_held_count_ = early_held_next_ = 0;
   while (Chunk* c = memory_.first()) {

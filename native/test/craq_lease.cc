@@ -112,9 +112,46 @@ TEST_CASE("a holder counts from asking, and less than the whole") {
   CHECK(!w.replica(0).status().leased);
 }
 
+TEST_CASE("a lease holds for the shorter one of what both count with") {
+  Wired w(2);
+  SUBCASE("the granter was restarted with a shorter one") {
+    w.options.peer_lease_ms = 100;
+    w.start(1);
+  }
+  SUBCASE("the holder was") {
+    w.options.peer_lease_ms = 100;
+    w.start(0);
+  }
+  SUBCASE("it was restarted with a longer one") {
+    w.options.peer_lease_ms = 100;
+    w.start(0);
+    w.options.peer_lease_ms = 1000;
+    w.start(1);
+  }
+  w.lease(1, w.now + 3'600'000);
+  w.record_all(w.config(1, {0, 1}));
+  w.write(1, kKey, 5);
+  w.settle();
+  w.pass(900);
+  CHECK(w.replica(0).status().leased);
+  w.cut = {{0, 1}, {1, 0}};
+  const uint64_t cut_ms = w.now;
+  w.propose(1, w.config(2, {1}, {}, {0}));
+  while (w.replica(1).status().persisted.proposed != ChainVersion{1, 2}) {
+    REQUIRE(w.now < cut_ms + 5000);
+    w.now += 10;
+    w.tick(1);
+    w.settle();
+  }
+  w.tick(0);
+  CHECK(!w.replica(0).status().leased);  // now the other one may go on alone
+  CHECK(w.now - cut_ms <= 1000);
+}
+
 TEST_CASE("a grant that nobody asked for, or of a stranger, is none") {
   Wired w = chain({0, 1}, 0);
   Notice grant{.type = NoticeType::lease_grant, .number = w.now + 1};
+  grant.other.update = 1000;
   w.deliver(SendNotice{{ChainId{7}, {1, 1}, Wired::target(1), Wired::target(0)}, grant});
   CHECK(!w.replica(0).status().leased);
   grant.number = w.now;
