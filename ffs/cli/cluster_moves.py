@@ -199,13 +199,23 @@ def _confirmed() -> bool:
 def _tell(
     client: Client, args: argparse.Namespace, request: DrainNode | Rebalance | ReplaceTarget
 ) -> MoveReply:
-    begun = client.core.caller.call(request, MoveReply)
-    if not args.json:
-        for note in begun.notes:
-            print(f"note: {note}", file=sys.stderr)
-        heads = f", {plural(begun.reordered, 'chain')} only get another head" if begun.reordered else ""
-        print(f"{plural(begun.targets, 'target')} to fill{heads}", flush=True)
-    return begun
+    """What was begun. From here on it goes on by itself: a Ctrl-C has to say so."""
+    try:
+        begun = client.core.caller.call(request, MoveReply)
+        if not args.json:
+            for note in begun.notes:
+                print(f"note: {note}", file=sys.stderr)
+            heads = f", {plural(begun.reordered, 'chain')} only get another head" if begun.reordered else ""
+            print(f"{plural(begun.targets, 'target')} to fill{heads}", flush=True)
+        return begun
+    except KeyboardInterrupt:
+        _say_interrupted(args)
+        raise
+
+
+def _say_interrupted(args: argparse.Namespace) -> None:
+    words = f"\nffs cluster {args.verb}: it goes on in the cluster: ffs cluster status shows it"
+    print(words, file=sys.stderr)
 
 
 def _begun_fields(begun: MoveReply) -> dict[str, object]:
@@ -234,10 +244,7 @@ def _finish(
     try:
         Watch(args.json).until_done(lambda: _look(client), left, stuck)
     except KeyboardInterrupt:
-        print(
-            f"\nffs cluster {args.verb}: it goes on in the cluster: ffs cluster status shows it",
-            file=sys.stderr,
-        )
+        _say_interrupted(args)
         return INTERRUPTED
     if args.json:
         print_json(_begun_fields(begun))

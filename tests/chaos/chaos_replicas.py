@@ -35,6 +35,8 @@ def replicas(client: ffs.Client, path: str, chunks: int) -> list[dict[int, bytes
                     )  # fmt: skip
                     ring.submit()
                     done, _ = ring.wait(1, 30.0)
+                    while not len(done):  # it came back early, for newer routing
+                        done, _ = ring.wait(1, 30.0)
                     result = int(done["result"][0])
                     if result == -errno.ENOENT:
                         held[target] = None

@@ -26,7 +26,8 @@ _numbers = itertools.count()
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     """The running cluster; `.address` is where its metadata service listens."""
     said: list[str] = []
-    shape = Shape(nodes=3, replicas=3, device_bytes=DEVICE_BYTES)
+    # Longer than what the tests' hasty clients wait for, and than what a busy machine holds processes up.
+    shape = Shape(nodes=3, replicas=3, device_bytes=DEVICE_BYTES, failure_timeout_ms=4000)
     supervisor = Supervisor(Directory(tmp_path_factory.mktemp("cluster") / "dir"), shape, said.append)
     with supervisor.hold():
         supervisor.start(lambda: False)
