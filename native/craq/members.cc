@@ -59,6 +59,7 @@ void Replica::Machine::proposed(const ChainConfig& config) {
   if (!takes_part && !serves(config, self_) && !syncs(config, self_)) return;
   proposal_ = config;
   proposal_waits_ = true;
+  sync_source_.promotion_over();
   const bool left_out = takes_part && !serves(config, self_);
   if (left_out && !is(Mutant::keep_serving_when_left_out)) stand_down();
   persist_proposal();
@@ -150,6 +151,7 @@ void Replica::Machine::go_offline(Reason reason) {
   for (Pending* p = order_.first(); p != nullptr; p = order_.next(p)) {
     if (p->disk == Pending::Disk::staged) let_go(p);
   }
+  sync_source_.suspend();
   judge_askers();
   unpark();
 }

@@ -98,6 +98,9 @@ class SyncSource {
   // A chain version in which this is the last serving member and `target` is syncing.
   void start(TargetId target, uint64_t own_incarnation, uint64_t target_incarnation);
   void stop();
+  // This member isn't sure to be the source any more: nothing is sent, and nothing kept for that. What was
+  // held back for the target stays so until stop().
+  void suspend();
   bool active() const { return state_ != State::off; }
 
   // From now on a commit, a refusal or an epoch is passed on only after the target has it.
@@ -112,6 +115,8 @@ class SyncSource {
     promoting_ = true;
     return transfers_.empty() && backlog_.empty() && todo_.empty();
   }
+  // That proposal is no more: there is another one.
+  void promotion_over() { promoting_ = false; }
 
   // What the machine tells. `reached`: the target has it already.
   void committed(const ChunkKey& key, const UpdateIdentity& who, bool reached);
@@ -132,7 +137,7 @@ class SyncSource {
   void fill(ReplicaStatus* status) const;
 
  private:
-  enum class State : uint8_t { off, pausing, beginning, copying, done };
+  enum class State : uint8_t { off, suspended, pausing, beginning, copying, done };
 
   struct Transfer {
     enum class State : uint8_t { copying, sent, resting };

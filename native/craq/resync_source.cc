@@ -34,6 +34,14 @@ void SyncSource::stop() {
   failure_ = Outcome::ok;
 }
 
+void SyncSource::suspend() {
+  if (!active()) return;
+  const bool in_step = in_step_;
+  void_session();
+  in_step_ = in_step;
+  state_ = State::suspended;
+}
+
 void SyncSource::begin() {
   session_.attempt++;
   state_ = State::beginning;
@@ -173,7 +181,7 @@ void SyncSource::send(uint64_t number, Outgoing& out) {
 }
 
 void SyncSource::arrived(const SyncMessage& m) {
-  if (!active() || m.session != session_) return;
+  if (!active() || state_ == State::suspended || m.session != session_) return;
   heard_ms_ = host_.now_ms();
   if (m.kind == SyncKind::same || m.kind == SyncKind::list) return range_answered(m);
   auto at = outgoing_.find(m.number);
@@ -306,7 +314,7 @@ void SyncSource::connected() {
 }
 
 void SyncSource::tick() {
-  if (!active()) return;
+  if (!active() || state_ == State::suspended) return;
   const uint64_t now = host_.now_ms();
   if (state_ == State::pausing) {
     if (now >= pause_until_ms_) begin();
