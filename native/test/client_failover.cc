@@ -50,12 +50,15 @@ void patient(ClientOptions& o) {
   o.try_timeout_ms = 60000;
   o.connect_timeout_ms = 60000;
   o.hedge_percent = 0;
-  o.unavailable_timeout_ms = 200;
 }
 
 struct PatientBench : Bench {
-  explicit PatientBench(const std::vector<Peer*>& peers, TransportChoice transport = TransportChoice::kTcp)
-      : Bench(peers, transport, 64, 1 << 20, patient) {}
+  explicit PatientBench(const std::vector<Peer*>& peers, TransportChoice transport = TransportChoice::kTcp,
+                        uint32_t unavailable_timeout_ms = 200)
+      : Bench(peers, transport, 64, 1 << 20, [&](ClientOptions& o) {
+          patient(o);
+          o.unavailable_timeout_ms = unavailable_timeout_ms;
+        }) {}
   // Who isn't woken finds its time over.
   ffs_sqe brief(ffs_sqe e) {
     e.timeout_ms = 20000;
@@ -70,10 +73,12 @@ struct PatientBench : Bench {
   }
 };
 
-// Waits in the ring, in this thread, while another thread does something a little later.
-template <typename Work>
-std::vector<ffs_cqe> wait_while(Bench& b, Work work) {
+// Waits in the ring, in this thread, while another thread does something a little after the
+// condition holds.
+template <typename Condition, typename Work>
+std::vector<ffs_cqe> wait_while(Bench& b, Condition holds, Work work) {
   std::thread other([&] {
+    CHECK(eventually(holds));
     ::usleep(100000);
     work();
   });
@@ -95,7 +100,11 @@ TEST_CASE("new routing ends a wait at once: the update goes to the new head with
   PatientBench b({&old_head.peer, &next.peer});
   old_head.mute = true;
   b.prepare(b.brief(b.sqe(FFS_OP_WRITE, 1, kBytes)));
-  auto done = wait_while(b, [&] { b.route(2, {&old_head.peer, &next.peer}, {kOffline, kServing}); });
+  auto done = wait_while(
+      b, [&] { return old_head.count() == 1; },
+      [&] {
+        b.route(2, {&old_head.peer, &next.peer}, {kOffline, kServing});
+      });
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == kBytes);
   REQUIRE(old_head.count() == 1);
@@ -114,12 +123,13 @@ TEST_CASE("an update whose payload is half sent to a stopped head goes on at the
   Peer stopped(well);
   PatientBench b({&stopped, &next.peer});
   CHECK(b.one(b.sqe(FFS_OP_WRITE, 1, kBytes)).result == kBytes);
-  std::atomic<bool> go_on{false};
+  std::atomic<bool> stands{false}, go_on{false};
   std::thread stop([&] {  // its thread can't run: it reads nothing more
     const auto held = stopped.hold();
+    stands = true;
     while (!go_on) ::usleep(1000);
   });
-  ::usleep(50000);
+  REQUIRE(eventually([&] { return stands.load(); }));
   IovOptions options;
   options.size_bytes = 64 << 20;
   auto iov = std::move(*Iov::create(options));
@@ -151,14 +161,13 @@ TEST_CASE(
     PatientBench b({&gone.peer, &stays.peer}, transport);
     for (int i = 0; i < 8; i++) CHECK(b.one(b.sqe(FFS_OP_READ, 1, kBytes)).result == kBytes);
     gone.mute = stays.mute = true;
-    for (uint64_t i = 0; i < 8; i++) b.prepare(b.sqe(FFS_OP_READ, i, kBytes, i * kBytes));
     const size_t at_gone = gone.count(), at_stays = stays.count();
-    for (int i = 0; i < 2000 && gone.count() + stays.count() < at_gone + at_stays + 8; i++) {
-      CHECK(b.complete(1, 2).empty());
-    }
-    REQUIRE(gone.count() + stays.count() == at_gone + at_stays + 8);
-    const size_t left = gone.count() - at_gone;
-    CHECK(left > 0);
+    constexpr size_t left = 4;
+    for (uint64_t i = 0; i < 8; i++) b.submit_to(i % 2, b.sqe(FFS_OP_READ, i, kBytes, i * kBytes));
+    const auto asked = [&] { return gone.count() + stays.count() == at_gone + at_stays + 8; };
+    CHECK(b.run_until(asked).empty());
+    REQUIRE(asked());
+    REQUIRE(gone.count() == at_gone + left);
     // A new version of the chain, with a syncing member that mustn't be asked.
     b.route(2, {&gone.peer, &stays.peer, &third.peer}, {kOffline, kServing, kSyncing});
     stays.mute = false;
@@ -181,7 +190,7 @@ TEST_CASE("an update at a head that stays head waits for its answer, whatever el
   PatientBench b({&head.peer, &other.peer});
   head.mute = true;
   b.prepare(b.sqe(FFS_OP_WRITE, 1, kBytes));
-  CHECK(b.complete(1, 100).empty());
+  CHECK(b.run_until([&] { return head.count() == 1; }).empty());
   b.route(2, {&head.peer, &other.peer}, {kServing, kOffline});
   b.route(3, {&head.peer, &other.peer}, {kServing, kSyncing});
   CHECK(b.complete(1, 100).empty());
@@ -197,7 +206,8 @@ TEST_CASE("requests wait in the routing for a chain that isn't known yet, and go
   Server head;
   PatientBench b({});
   b.prepare(b.sqe(FFS_OP_WRITE, 1, kBytes));
-  auto done = wait_while(b, [&] { b.route(2, {&head.peer}); });
+  auto done = wait_while(
+      b, [] { return true; }, [&] { b.route(2, {&head.peer}); });
   REQUIRE(done.size() == 1);
   // (It had no members: no replica of it was there, which ends requests after a while.)
   CHECK((done[0].result == kBytes || done[0].result == -EHOSTDOWN));
@@ -238,7 +248,7 @@ TEST_CASE(
 
 TEST_CASE("a chain that comes back in time: requests that waited go on") {
   Server a;
-  PatientBench b({&a.peer});
+  PatientBench b({&a.peer}, TransportChoice::kTcp, 60000);
   b.route(2, {&a.peer}, {kOffline});
   b.prepare(b.sqe(FFS_OP_WRITE, 1, kBytes));
   CHECK(b.complete(1, 30).empty());
@@ -251,7 +261,7 @@ TEST_CASE("a chain that comes back in time: requests that waited go on") {
 
 TEST_CASE("members of which the manager doesn't hear are asked last, but asked") {
   Server away, here;
-  PatientBench b({&away.peer, &here.peer});
+  PatientBench b({&away.peer, &here.peer}, TransportChoice::kTcp, 60000);
   b.route(2, {&away.peer, &here.peer}, {}, {true, false});
   for (int i = 0; i < 16; i++) CHECK(b.one(b.sqe(FFS_OP_READ, 1, kBytes)).result == kBytes);
   CHECK(away.count() == 0);
@@ -302,7 +312,7 @@ TEST_CASE("the budget doesn't hold up those whose chain has changed") {
   old_head.refuse = true;
   PatientBench b({&old_head.peer, &next.peer});
   for (uint32_t i = 0; i < 64; i++) b.prepare(b.sqe(FFS_OP_WRITE, i, 4096, i * 4096));
-  for (int i = 0; i < 500 && b.ring->stats().budget_waits == 0; i++) CHECK(b.complete(1, 10).empty());
+  CHECK(b.run_until([&] { return b.ring->stats().budget_waits > 0; }).empty());
   CHECK(b.ring->stats().budget_waits > 0);
   const size_t asked = next.count();
   b.route(2, {&old_head.peer, &next.peer}, {kOffline, kServing});
@@ -369,7 +379,7 @@ TEST_CASE("case 17: a head that dies half way through a batch: what it didn't an
     batch.back().key[23] = static_cast<uint8_t>(i);
   }
   REQUIRE(b.ring->prepare(batch.data(), 8).taken == 8);
-  for (int i = 0; i < 1000 && (old_head.hold(), at_old.size()) < 8; i++) CHECK(b.complete(1, 5).empty());
+  CHECK(b.run_until([&] { return old_head.hold(), at_old.size() == 8; }).empty());
   b.route(2, {&old_head, &next.peer}, {kOffline, kServing});
   auto done = b.complete(1, 60000);
   REQUIRE(done.size() == 1);
@@ -392,12 +402,14 @@ TEST_CASE("a renewed capability wakes who waits for it") {
   });
   PatientBench b({&peer});
   b.prepare(b.brief(b.sqe(FFS_OP_WRITE, 1, kBytes)));
-  auto done = wait_while(b, [&] {
-    renewed = true;
-    const std::vector<uint8_t> bytes(sizeof(wire::Capability), 2);
-    CHECK(b.client->capabilities().renew(b.capability, bytes.data(), 88).ok());
-    b.client->wake();
-  });
+  auto done = wait_while(
+      b, [&] { return peer.requests > 0; },
+      [&] {
+        renewed = true;
+        const std::vector<uint8_t> bytes(sizeof(wire::Capability), 2);
+        CHECK(b.client->capabilities().renew(b.capability, bytes.data(), 88).ok());
+        b.client->wake();
+      });
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == kBytes);
 }

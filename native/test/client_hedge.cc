@@ -37,28 +37,36 @@ struct HedgeBench : Bench {
       : Bench(peers, transport, 64, 1 << 20, [&](ClientOptions& o) {
           o.request_timeout_ms = 120000;
           o.try_timeout_ms = try_timeout_ms;
+          o.connect_timeout_ms = 60000;
           o.hedge_percent = percent;
           o.hedge_after_ms = 100;
         }) {}
-  ffs_cqe read(uint32_t offset, uint64_t at = 0) {
-    const ffs_sqe e = sqe(FFS_OP_READ, 1, kBytes, at, offset);
+  ffs_cqe read(uint32_t offset, uint64_t at = 0, uint64_t target = 0) {
+    ffs_sqe e = sqe(FFS_OP_READ, 1, kBytes, at, offset);
+    e.target = target;
     FFS_CHECK(ring->prepare(&e, 1).taken == 1);
     auto done = complete(1, 60000);
     REQUIRE(done.size() == 1);
     return done[0];
   }
+  // Both are connected, regions are registered, and neither owes anything: reads that name their
+  // replica aren't hedged.
+  void warm_up() {
+    for (uint64_t target : {100, 101, 100, 101, 100, 101}) CHECK(read(0, 0, target).result == kBytes);
+    CHECK(ring->stats().hedges == 0);
+  }
   bool holds(uint32_t offset, uint64_t at = 0) {
     return std::memcmp(iov->data() + at, pattern(kBytes, static_cast<uint8_t>(offset >> 12)).data(),
                        kBytes) == 0;
   }
-  // Reads until `moody` owes an answer.
+  // A read that the mute `moody`, the first replica, is asked, and that the other one answers.
   void make_late(Moody& moody) {
-    for (int i = 0; i < 64; i++) {
-      CHECK(read(4096 * 7).result == kBytes);
-      CHECK(holds(4096 * 7));
-      if (moody.peer.hold(), !moody.owed.empty()) return;
-    }
-    FAIL("the mute replica was never asked");
+    submit_to(0, sqe(FFS_OP_READ, 1, kBytes, 0, 4096 * 7));
+    auto done = complete(1, 60000);
+    REQUIRE(done.size() == 1);
+    CHECK(done[0].result == kBytes);
+    CHECK(holds(4096 * 7));
+    REQUIRE(eventually([&] { return moody.peer.hold(), !moody.owed.empty(); }));
   }
 };
 
@@ -69,12 +77,12 @@ TEST_CASE("a replica that stopped: the read is answered by another one long befo
     Moody moody;
     Peer other(well);
     HedgeBench b({&moody.peer, &other}, transport);
-    for (int i = 0; i < 4; i++) CHECK(b.read(0).result == kBytes);  // connected, regions registered
+    b.warm_up();
     moody.mute = true;
     b.make_late(moody);  // would take a minute without the second try
     const auto& stats = b.ring->stats();
-    CHECK(stats.hedges >= 1);
-    CHECK(stats.hedge_wins >= 1);
+    CHECK(stats.hedges == 1);
+    CHECK(stats.hedge_wins == 1);
     CHECK(stats.retries == 0);
     // It is asked no more while it is silent.
     const int asked = moody.peer.requests;
@@ -98,11 +106,16 @@ TEST_CASE("a replica that stopped: the read is answered by another one long befo
       ::usleep(1000);
     }
     CHECK(std::count(b.iov->data(), b.iov->data() + (1 << 20), 0x55) == 1 << 20);
-    for (int i = 0; i < 200 && moody.peer.requests == asked; i++) {
-      CHECK(b.read(4096 * 3).result == kBytes);
+    constexpr uint64_t kElsewhere = (1 << 20) - kBytes;
+    CHECK(eventually([&] {
+      CHECK(b.read(4096 * 3, kElsewhere).result == kBytes);
+      if (moody.peer.requests > asked) return true;
       ::usleep(20000);  // it was slow: that fades
-    }
-    CHECK(moody.peer.requests > asked);
+      return false;
+    }));
+    // Since it answered one behind it, the late answer has come, too.
+    CHECK(b.read(4096 * 3, kElsewhere, 100).result == kBytes);
+    CHECK(static_cast<uint64_t>(std::count(b.iov->data(), b.iov->data() + kElsewhere, 0x55)) == kElsewhere);
   }
 }
 
@@ -111,7 +124,7 @@ TEST_CASE("case 25: a server that was stopped writes into a slice that was taken
   Moody moody;
   Peer other(well);
   HedgeBench b({&moody.peer, &other}, TransportChoice::kLocal);
-  for (int i = 0; i < 8; i++) CHECK(b.read(0).result == kBytes);
+  b.warm_up();
   moody.mute = true;
   b.make_late(moody);
   Peer::Request late;
@@ -119,7 +132,7 @@ TEST_CASE("case 25: a server that was stopped writes into a slice that was taken
     const auto held = moody.peer.hold();
     late = moody.owed[0].second;
   }
-  if (late.read.bulk.kind != static_cast<uint8_t>(wire::BulkKind::kRegion)) return;  // it was asked inline
+  REQUIRE(late.read.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion));
   // Under its new id the extent isn't what the server was given.
   CHECK(b.iov->region(0) != late.read.bulk.region);
   // The slice is used again: for a write, and for a read that the other one answers.
@@ -133,12 +146,12 @@ TEST_CASE("the request's own replica answers first: the second try is dropped") 
   for (auto transport : {TransportChoice::kTcp, TransportChoice::kLocal}) {
     Moody moody, second;
     HedgeBench b({&moody.peer, &second.peer}, transport);
-    for (int i = 0; i < 8; i++) CHECK(b.read(0).result == kBytes);
+    b.warm_up();
     moody.mute = second.mute = true;
     const ffs_sqe e = b.sqe(FFS_OP_READ, 1, kBytes, 0, 4096 * 9);
     REQUIRE(b.ring->prepare(&e, 1).taken == 1);
     const auto owed = [](Moody& m) { return m.peer.hold(), m.owed.size(); };
-    for (int i = 0; i < 1000 && owed(moody) + owed(second) < 2; i++) CHECK(b.complete(1, 5).empty());
+    CHECK(b.run_until([&] { return owed(moody) + owed(second) == 2; }).empty());
     REQUIRE(owed(moody) == 1);
     REQUIRE(owed(second) == 1);
     CHECK(b.ring->stats().hedges == 1);
@@ -163,8 +176,12 @@ TEST_CASE("the request's own replica answers first: the second try is dropped") 
     CHECK(std::count(b.iov->data(), b.iov->data() + kBytes, 0x55) == kBytes);
     CHECK(b.ring->cancel(2));
     CHECK(b.complete(1).size() == 1);
+    CHECK(std::count(b.iov->data(), b.iov->data() + kBytes, 0x55) == kBytes);
     moody.mute = second.mute = false;
-    CHECK(b.read(0).result == kBytes);
+    std::memset(b.iov->data(), 0x55, 8 * kBytes);
+    // Both have answered one behind it, so the late answer has come.
+    for (uint64_t target : {100, 101}) CHECK(b.read(0, 8 * kBytes, target).result == kBytes);
+    CHECK(std::count(b.iov->data(), b.iov->data() + 8 * kBytes, 0x55) == 8 * kBytes);
   }
 }
 
@@ -180,7 +197,7 @@ TEST_CASE("a second try that fails leaves the request where it was; one that bot
     Peer::fail_read(c, r.id, status, detail);
   });
   HedgeBench b({&moody.peer, &other}, TransportChoice::kTcp, 100);
-  for (int i = 0; i < 4; i++) CHECK(b.read(0).result == kBytes);
+  b.warm_up();
   struct Row {
     int status;
     Detail detail;
@@ -190,20 +207,14 @@ TEST_CASE("a second try that fails leaves the request where it was; one that bot
                         Row{EPERM, Detail::kExpired, false}, Row{ENOSPC, Detail::kNone, false},
                         Row{ENOENT, Detail::kNone, true}, Row{ENODATA, Detail::kTagMismatch, true}}) {
     CAPTURE(row.status);
+    for (uint64_t target : {100, 101}) CHECK(b.read(0, 0, target).result == kBytes);  // both are well
     status = row.status, detail = row.detail, bad = true, moody.mute = true, asked = 0;
     moody.peer.hold(), moody.owed.clear();
     const uint64_t hedges = b.ring->stats().hedges;
-    const ffs_sqe e = b.sqe(FFS_OP_READ, 1, kBytes, 0, 4096 * 9);
-    std::vector<ffs_cqe> done;
-    // Both are asked, in whichever order.
-    for (int i = 0; i < 64 && (b.ring->stats().hedges == hedges || asked == 0); i++) {
-      if (!done.empty()) done.clear();
-      REQUIRE(b.ring->prepare(&e, 1).taken == 1);
-      for (int k = 0; k < 200 && asked == 0 && done.empty(); k++) done = b.complete(1, 5);
-      if (done.empty()) done = b.complete(1, 300);
-      if (done.empty() || b.ring->stats().hedges != hedges) break;
-      ::usleep(20000);  // the mute one was slow before: that fades
-    }
+    b.submit_to(0, b.sqe(FFS_OP_READ, 1, kBytes, 0, 4096 * 9));
+    auto done = b.run_until([&] { return asked > 0; });
+    CHECK(b.ring->stats().hedges == hedges + 1);
+    if (done.empty() && !row.ends) done = b.complete(1, 100);
     if (row.ends) {
       if (done.empty()) done = b.complete(1);
       REQUIRE(done.size() == 1);
@@ -229,7 +240,7 @@ TEST_CASE("a second try that fails leaves the request where it was; one that bot
 TEST_CASE("the request's own try fails while a second one is under way: the second one's answer counts") {
   Moody moody, second;
   HedgeBench b({&moody.peer, &second.peer}, TransportChoice::kTcp);
-  for (int i = 0; i < 4; i++) CHECK(b.read(0).result == kBytes);
+  b.warm_up();
   for (const bool well_then : {true, false}) {
     moody.mute = second.mute = true;
     moody.peer.hold(), moody.owed.clear();
@@ -237,7 +248,7 @@ TEST_CASE("the request's own try fails while a second one is under way: the seco
     const ffs_sqe e = b.sqe(FFS_OP_READ, 1, kBytes, 0, 4096 * 9);
     REQUIRE(b.ring->prepare(&e, 1).taken == 1);
     const auto owed = [](Moody& m) { return m.peer.hold(), m.owed.size(); };
-    for (int i = 0; i < 1000 && owed(moody) + owed(second) < 2; i++) CHECK(b.complete(1, 5).empty());
+    CHECK(b.run_until([&] { return owed(moody) + owed(second) == 2; }).empty());
     REQUIRE((owed(moody) == 1 && owed(second) == 1));
     const bool moody_first = (moody.owed[0].second.id & 0xffffffff) <= 64;
     Moody& own = moody_first ? moody : second;
@@ -285,7 +296,7 @@ TEST_CASE("writes are never hedged, nor reads of one replica, nor those that nam
   Moody moody;
   Peer other(well);
   HedgeBench b({&moody.peer, &other}, TransportChoice::kTcp, 100);
-  for (int i = 0; i < 4; i++) CHECK(b.read(0).result == kBytes);
+  b.warm_up();
   moody.mute = true;
   ffs_sqe e[2] = {b.sqe(FFS_OP_WRITE, 1, kBytes), b.sqe(FFS_OP_READ, 2, kBytes, kBytes)};
   e[1].target = 100;
@@ -299,26 +310,34 @@ TEST_CASE("writes are never hedged, nor reads of one replica, nor those that nam
 
 TEST_CASE("cancel, deadline and close with a second try under way") {
   for (auto transport : {TransportChoice::kTcp, TransportChoice::kLocal}) {
-    for (int ending = 0; ending < 3; ending++) {
+    uint32_t timeout_ms = 600;
+    for (int ending = 0; ending < 3;) {
       CAPTURE(ending);
       Moody moody, second;
       HedgeBench b({&moody.peer, &second.peer}, transport);
-      for (int i = 0; i < 8; i++) CHECK(b.read(0).result == kBytes);
+      b.warm_up();
       moody.mute = second.mute = true;
       ffs_sqe e = b.sqe(FFS_OP_READ, 1, kBytes);
-      if (ending == 1) e.timeout_ms = 600;
+      if (ending == 1) e.timeout_ms = timeout_ms;
       REQUIRE(b.ring->prepare(&e, 1).taken == 1);
-      for (int i = 0; i < 1000 && b.ring->stats().hedges == 0; i++) CHECK(b.complete(1, 5).empty());
+      auto done = b.run_until([&] { return b.ring->stats().hedges > 0; });
+      if (ending == 1 && b.ring->stats().hedges == 0) {  // this thread didn't run until it was over
+        REQUIRE(done.size() == 1);
+        REQUIRE((timeout_ms *= 2) < 60000);
+        continue;
+      }
       REQUIRE(b.ring->stats().hedges == 1);
+      CHECK((ending == 1 || done.empty()));
       if (ending == 0) CHECK(b.ring->cancel(1));
       if (ending == 2) {
         b.ring->close();
       } else {
-        auto done = b.complete(1);
+        if (done.empty()) done = b.complete(1, 60000);
         REQUIRE(done.size() == 1);
         CHECK(done[0].result == (ending == 0 ? -ECANCELED : -ETIMEDOUT));
       }
       CHECK_FALSE(b.iov->used());
+      ending++;
     }
   }
 }
@@ -349,21 +368,18 @@ TEST_CASE("lookups of many keys are hedged too") {
   });
   Peer other(answer);
   HedgeBench b({&a, &other}, TransportChoice::kTcp);
-  for (int i = 0; i < 4; i++) CHECK(b.read(0).result == kBytes);
+  b.warm_up();
   mute = true;
-  for (int i = 0; i < 64 && unanswered == 0; i++) {
-    std::memset(b.iov->data(), 0, 4096);
-    const ffs_sqe e = b.sqe(FFS_OP_EXISTS, 1, 3);
-    REQUIRE(b.ring->prepare(&e, 1).taken == 1);
-    auto done = b.complete(1, 60000);
-    REQUIRE(done.size() == 1);
-    CHECK(done[0].result == 3);
-    wire::ExistsEntry entry[3];
-    std::memcpy(entry, b.iov->data(), sizeof entry);
-    for (const auto& x : entry) CHECK((x.state == 1 && x.length == 77));
-  }
-  CHECK(unanswered > 0);
-  CHECK(b.ring->stats().hedge_wins >= 1);
+  std::memset(b.iov->data(), 0, 4096);
+  b.submit_to(0, b.sqe(FFS_OP_EXISTS, 1, 3));
+  auto done = b.complete(1, 60000);
+  REQUIRE(done.size() == 1);
+  CHECK(done[0].result == 3);
+  wire::ExistsEntry entry[3];
+  std::memcpy(entry, b.iov->data(), sizeof entry);
+  for (const auto& x : entry) CHECK((x.state == 1 && x.length == 77));
+  CHECK(eventually([&] { return unanswered > 0; }));
+  CHECK(b.ring->stats().hedge_wins == 1);
 }
 
 TEST_CASE("damage that a read found is told to the server that has it") {
@@ -384,14 +400,15 @@ TEST_CASE("damage that a read found is told to the server that has it") {
   });
   HedgeBench b({&a, &other}, TransportChoice::kTcp);
   const ffs_sqe e = b.sqe(FFS_OP_READ, 1, kGranuleBytes);
-  for (int i = 0; i < 64 && told == 0; i++) {
-    REQUIRE(b.ring->prepare(&e, 1).taken == 1);
-    auto done = b.complete(1);
+  // (Late bad data, of a read that the other one has answered meanwhile, isn't looked at.)
+  CHECK(eventually([&] {
+    b.submit_to(0, e);
+    auto done = b.complete(1, 60000);
     REQUIRE(done.size() == 1);
     CHECK(done[0].result == kGranuleBytes);
     CHECK(std::memcmp(b.iov->data(), good.data(), good.size()) == 0);
     (void)b.complete(1, 5);
-  }
-  CHECK(told >= 1);
+    return told > 0;
+  }));
   CHECK(b.ring->stats().damaged >= 1);
 }

@@ -258,6 +258,9 @@ struct Bench {
   std::unique_ptr<Iov> iov;
   std::unique_ptr<Ring> ring;
   uint32_t capability = 0;
+  std::vector<Peer*> members;  // of the present routing
+  uint64_t epoch = 0;
+  uint32_t counter = 0;
 
   explicit Bench(
       const std::vector<Peer*>& replicas, TransportChoice transport = TransportChoice::kTcp,
@@ -286,13 +289,16 @@ struct Bench {
   }
 
   // Chain 5 over these; `counter` of its version is the epoch unless given.
-  void route(uint64_t epoch, const std::vector<Peer*>& replicas, const std::vector<uint8_t>& states = {},
-             const std::vector<bool>& away = {}, uint32_t counter = 0, uint64_t first_target = 100) {
+  void route(uint64_t new_epoch, const std::vector<Peer*>& replicas, const std::vector<uint8_t>& states = {},
+             const std::vector<bool>& away = {}, uint32_t new_counter = 0, uint64_t first_target = 100) {
+    members = replicas;
+    epoch = new_epoch;
+    counter = new_counter != 0 ? new_counter : static_cast<uint32_t>(new_epoch);
     std::vector<ffs_target_route> targets(replicas.size());
     ffs_chain_route chain{};
     chain.chain = 5;
     chain.term = 1;
-    chain.counter = counter != 0 ? counter : static_cast<uint32_t>(epoch);
+    chain.counter = counter;
     chain.member_count = static_cast<uint32_t>(replicas.size());
     for (size_t i = 0; i < replicas.size(); i++) {
       targets[i].target = chain.members[i] = first_target + i;
@@ -321,6 +327,24 @@ struct Bench {
     e.userdata = userdata;
     return e;
   }
+  // Submits a read that chooses its replica, so that it chooses this one, whatever latencies were
+  // measured: the others count as away for that moment. (All must be serving and at 100 and up.)
+  void submit_to(size_t replica, const ffs_sqe& e) {
+    std::vector<bool> away(members.size(), true);
+    away[replica] = false;
+    route(epoch, members, {}, away, counter);
+    FFS_CHECK(ring->prepare(&e, 1).taken == 1);
+    FFS_CHECK(ring->submit() == 1);
+    route(epoch, members, {}, {}, counter);
+  }
+  // Runs the ring until the condition holds or a request is complete (or a minute is over).
+  template <typename Condition>
+  std::vector<ffs_cqe> run_until(Condition holds) {
+    std::vector<ffs_cqe> done;
+    const uint64_t until = now_ns() + 60'000'000'000;
+    while (done.empty() && !holds() && now_ns() < until) done = complete(1, 1);
+    return done;
+  }
   // Waits until `count` requests are complete (or `give_up_ms` are over).
   std::vector<ffs_cqe> complete(uint32_t count, int give_up_ms = 20000, uint32_t* events_seen = nullptr) {
     std::vector<ffs_cqe> all;
@@ -335,6 +359,17 @@ struct Bench {
     return all;
   }
 };
+
+// Waits for the condition, a minute at most.
+template <typename Condition>
+bool eventually(Condition holds) {
+  const uint64_t until = now_ns() + 60'000'000'000;
+  while (!holds()) {
+    if (now_ns() > until) return false;
+    ::usleep(1000);
+  }
+  return true;
+}
 
 inline std::vector<uint8_t> pattern(size_t bytes, uint8_t seed) {
   std::vector<uint8_t> out(bytes);
