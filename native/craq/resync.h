@@ -182,6 +182,7 @@ class SyncSource {
   uint64_t send_new(Outgoing out);
   void send(uint64_t number, Outgoing& out);
   void ended(uint64_t number, Outcome outcome);
+  void owe_retry(ClientId client, uint32_t channel);
   void send_retries();
   void send_refusals();
   void send_epochs();
@@ -235,7 +236,8 @@ class SyncSource {
   bool todo_next_ = true;
   std::set<ChunkKey> damaged_;  // committed chunks without a good copy here, as yet
 
-  std::deque<std::pair<ClientId, uint32_t>> channels_;
+  std::deque<std::pair<ClientId, uint32_t>> channels_;  // whose entries are to be sent, each once:
+  std::set<std::pair<uint64_t, uint32_t>> channels_known_;
   std::deque<EpochItem> epochs_;
   std::deque<Refusal> refusals_;
   bool retries_under_way_ = false, epochs_under_way_ = false, refusals_under_way_ = false;

@@ -59,7 +59,7 @@ void SyncSource::begun() {
    public:
     explicit Retries(SyncSource& s) : s_(s) {}
     void visit(ClientId client, uint32_t channel, const RetryEntry&) override {
-      s_.channels_.emplace_back(client, channel);
+      s_.owe_retry(client, channel);
     }
 
    private:
@@ -91,6 +91,7 @@ void SyncSource::void_session() {
   backlog_.clear();
   damaged_.clear();
   channels_.clear();
+  channels_known_.clear();
   epochs_.clear();
   refusals_.clear();
   retries_under_way_ = epochs_under_way_ = refusals_under_way_ = false;
@@ -120,7 +121,7 @@ void SyncSource::set_failure(Outcome why) {
 
 void SyncSource::refused(const UpdateIdentity& who) {
   if (state_ != State::copying && state_ != State::done) return;
-  if (who.client.value != 0) channels_.emplace_back(who.client, who.channel);
+  if (who.client.value != 0) owe_retry(who.client, who.channel);
 }
 
 void SyncSource::epoch_set(uint64_t space, uint64_t epoch) {
@@ -219,6 +220,11 @@ void SyncSource::ended(uint64_t number, Outcome outcome) {
 
 // ---- The retry table and the epochs -------------------------------------------------------------
 
+// It is read when it is sent: the newest one goes, however often it has changed by then.
+void SyncSource::owe_retry(ClientId client, uint32_t channel) {
+  if (channels_known_.insert({client.value, channel}).second) channels_.emplace_back(client, channel);
+}
+
 void SyncSource::send_retries() {
   if (retries_under_way_ || channels_.empty() || !may_send()) return;
   SyncItems items;
@@ -226,6 +232,7 @@ void SyncSource::send_retries() {
   for (uint32_t looked = 0; looked < kItemsPerMessage && !channels_.empty(); looked++) {
     const auto [client, channel] = channels_.front();
     channels_.pop_front();
+    channels_known_.erase({client.value, channel});
     std::optional<RetryEntry> entry = host_.store().retry(client, channel);
     if (!entry.has_value() || host_.is(Mutant::no_retry_copy)) continue;
     if (entry->state == RetryState::pending) {

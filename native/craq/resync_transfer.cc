@@ -14,7 +14,7 @@ void SyncSource::committed(const ChunkKey& key, const UpdateIdentity& who, bool 
   if (state_ != State::copying && state_ != State::done) return;
   damaged_.erase(key);
   if (reached) return;
-  if (who.client.value != 0) channels_.emplace_back(who.client, who.channel);
+  if (who.client.value != 0) owe_retry(who.client, who.channel);
   if (!covered(key) || host_.is(Mutant::forget_backlog)) return;
   if (auto at = transfers_.find(key); at != transfers_.end()) {
     at->second.again = at->second.owed = true;

@@ -228,6 +228,43 @@ TEST_CASE("a silent target stops nobody before the sync is done, and all commits
   CHECK(w.until([&] { return w.nodes[0].replica->status().sync_done; }));
 }
 
+TEST_CASE(
+    "the retry entry of a channel that goes on writing is sent when its turn comes, not for each write") {
+  World w(4, 2);
+  w.record("s");
+  REQUIRE(w.until([&] { return w.serving("a"); }));
+  Node& a = w.nodes[0];
+  w.update(0, UpdateKind::replace, 1);
+  REQUIRE(w.until([&] { return w.quiet(); }));
+  w.record("sy");
+  REQUIRE(w.until([&] { return a.replica->status().sync_chunks_total > 0; }));
+  std::map<uint64_t, size_t> items;  // of each message
+  const auto count = [&] {
+    for (const Message& sent : w.network) {
+      const Bytes* bytes = std::get_if<Bytes>(&sent.body);
+      if (bytes == nullptr) continue;
+      const std::optional<SyncMessage> m = decode_sync(*bytes);
+      REQUIRE(m.has_value());
+      if (m->kind == SyncKind::retries) items[m->number] = m->retry_count();
+    }
+  };
+  for (uint64_t i = 0; i < 1500; i++) {  // b hears nothing: 150 channels write ten times each
+    w.update(0, UpdateKind::write, 1 + i % 4);
+    while (a.disk_step() || a.started_step(w.random)) {
+    }
+  }
+  REQUIRE(!a.replica->status().sync_done);
+  REQUIRE(w.until([&] {
+    count();
+    return a.replica->status().sync_done;
+  }));
+  CHECK(lacks(a, w.nodes[1]) == Problem{});
+  size_t sent = 0;
+  for (const auto& [number, entries] : items) sent += entries;
+  CHECK(sent >= 150);
+  CHECK(sent < 500);
+}
+
 TEST_CASE("only who is done, in the incarnation that it was filled in, is let into the path") {
   World w(5, 2);
   w.record("s");
