@@ -41,7 +41,8 @@ nothing to repair: a persisted version above the recorded one makes the next man
     GONE LOST FAILED FOREIGN offline                     offline                    stays offline
     WIPED STALE DIVERGED     offline (then syncing)      impossible                 impossible
     RETURNED                 serving, unless left out    impossible                 impossible
-    HOLDS                    serving, unless left out    stays, or is promoted      impossible
+    HOLDS                    serving, unless left out    stays, or is promoted;     impossible
+                                                         offline if left out
     OUTSIDE                  impossible                  syncing, in the new        syncing, if no other
                                                          incarnation                is and a slot is free
 
@@ -52,6 +53,7 @@ nothing to repair: a persisted version above the recorded one makes the next man
       while both are there), one that is too slow to persist, one that isn't wanted when all wanted serve.
       One that has returned: only when it is too slow to persist. A live proposal goes on leaving out whom it
       left out, until they restart.
+    - A syncing member whose sync has failed for a while goes offline when another one can be filled instead.
     - Promoted, as the new last one: when its source, the last serving member, says so (sync_done) in
       exactly the recorded version, all serving members hold and none leaves.
     - Members that aren't wanted and don't serve are dropped. When all wanted serve, nothing is under way
@@ -179,14 +181,16 @@ def decide(
     may_sync: MaySync = lambda source, target: True,
     quiet: bool = False,
     overdue: bool = False,
+    stalled: bool = False,
 ) -> Decision:
     """What the primary of `term` does now. `seats`: of all `people_of(record)`. `proposal`: the last
     one of this chain in this term, live or not. `quiet`: nothing has changed for a while. `overdue`: the live
-    proposal has waited for its members for longer than it should."""
+    proposal has waited for its members for longer than it should. `stalled`: the sync of the
+    recorded version has failed for a while."""
     check(record)
     judged = {target: judge(record, target, seats[target]) for target in people_of(record)}
     live = proposal if proposal is not None and _is_live(record, proposal, seats) else None
-    facts = Facts(record, seats, judged, live, may_sync, quiet, overdue)
+    facts = Facts(record, seats, judged, live, may_sync, quiet, overdue, stalled)
     chosen = succession(facts)
     top = _top(record, seats, proposal)
     serving, acting = _serves(record, seats, judged)
@@ -220,7 +224,8 @@ def decide(
     if not standing and all(_ready(live, m, seats[m]) for m in live.next.members):
         assert live.version > version_of(record), (record, live)
         return decision(Action.RECORD, live)
-    return decision(Action.NONE, live, standing if overdue or live.without else ())
+    pressing = overdue or any(target in serving_of(record) for target, _ in live.without)
+    return decision(Action.NONE, live, standing if pressing else ())
 
 
 def recorded_by(record: ChainRecord, proposal: Proposal) -> ChainRecord:

@@ -22,6 +22,7 @@ log = logging.getLogger("ffs.meta.chains")
 
 SYNCS_OF_NODE: Final = 4  # at once, as their target and as their source
 REORDERS_A_ROUND: Final = 64
+LONGEST_PAUSE: Final = 16  # times the first
 
 SeatOf = Callable[[int], Seat]
 
@@ -32,7 +33,7 @@ class Decisions:
     def __init__(self, seat_of: SeatOf, timeout_s: float, syncs_of_node: int = SYNCS_OF_NODE) -> None:
         self._seat_of = seat_of
         self._patience_s = max(2.0 * timeout_s, 5.0)  # for members to persist; for quiet before a reorder
-        self._pause_s = 2.0 * timeout_s  # before one that was suspected is filled again
+        self._pause_s = 2.0 * timeout_s  # before one that was left out is filled again, at first
         self._syncs_of_node = syncs_of_node
         self.forget(0)
 
@@ -51,7 +52,9 @@ class Decisions:
         self._sources: Counter[int] = Counter()
         self._targets: Counter[int] = Counter()
         self._waiting: dict[int, None] = {}  # chains that want a slot for a sync, longest first
-        self._paused_s: dict[int, float] = {}  # target -> not filled before
+        self._pauses: dict[int, tuple[int, float, float]] = {}  # target -> incarnation, until when, how long
+        self._failing: dict[int, tuple[object, int, float]] = {}  # chain -> which sync, how far it got, since
+        self._stalled: set[int] = set()  # chains whose sync has failed for long, as `decide` was told
         self._withheld: dict[int, tuple[int, ...]] = {}  # chain -> nodes
 
     # decisions
@@ -68,7 +71,9 @@ class Decisions:
         """What only time changes."""
         late = [c for c, at_s in self._proposed_s.items() if now_s - at_s >= self._patience_s]
         settled = [c for c, at_s in self._unordered_s.items() if now_s - at_s >= self._patience_s]
-        self.look(view, [*late, *settled[:REORDERS_A_ROUND]], now_s)
+        failing = [c for c, (_, _, at_s) in self._failing.items() if now_s - at_s >= self._patience_s]
+        stalled = [c for c in failing if c not in self._stalled]
+        self.look(view, [*late, *settled[:REORDERS_A_ROUND], *stalled], now_s)
         self._give_slots(view, now_s)
 
     def may_lease(self, node: int) -> bool:
@@ -105,6 +110,7 @@ class Decisions:
         last = self.proposals.get(chain_id)
         proposed_s = self._proposed_s.get(chain_id)
         unordered_s = self._unordered_s.get(chain_id)
+        stalled = self._stalls(record, now_s)
         try:
             decision = chains.decide(
                 record,
@@ -114,6 +120,7 @@ class Decisions:
                 may_sync=lambda source, target: self._may_sync(source, target, now_s),
                 quiet=unordered_s is not None and now_s - unordered_s >= self._patience_s,
                 overdue=proposed_s is not None and now_s - proposed_s >= self._patience_s,
+                stalled=stalled,
             )
         except AssertionError:
             if chain_id not in self.impossible:
@@ -138,8 +145,8 @@ class Decisions:
             before = self.proposals.get(record.id)
             self.proposals[record.id] = proposal
             self._proposed_s[record.id] = now_s
-            for target, _ in proposal.without:
-                self._paused_s[target] = now_s + self._pause_s
+            for target, incarnation in proposal.without:
+                self._pause(target, incarnation, now_s)
             told = {*record.members, *proposal.next.members, *(before.next.members if before else ())}
             self.touched.update(self._view.targets[target].node for target in told)
         elif decision.action is chains.Action.RECORD:
@@ -150,6 +157,9 @@ class Decisions:
             self._withheld[record.id] = nodes
         else:
             self._withheld.pop(record.id, None)
+        if proposal is None and decision.serving:
+            for target in serving_of(record):
+                self._pauses.pop(target, None)
 
     def _note_time(self, chain_id: int, decision: chains.Decision, now_s: float) -> None:
         if decision.proposal is None:
@@ -185,13 +195,42 @@ class Decisions:
     # syncs
 
     def _may_sync(self, source: int, target: int, now_s: float) -> bool:
-        if self._paused_s.get(target, float("-inf")) > now_s:
+        incarnation, until_s, _ = self._pauses.get(target, (0, 0.0, 0.0))
+        if until_s > now_s and incarnation == self._seat_of(target).incarnation:
             return False
         targets = self._view.targets
         return (
             self._sources[targets[source].node] < self._syncs_of_node
             and self._targets[targets[target].node] < self._syncs_of_node
         )
+
+    def _pause(self, target: int, incarnation: int, now_s: float) -> None:
+        """Each is twice as long as the one before, until the target serves again, or restarts."""
+        was, until_s, pause_s = self._pauses.get(target, (0, 0.0, 0.0))
+        if was != incarnation:
+            pause_s = self._pause_s
+        elif until_s <= now_s:
+            pause_s = min(2 * pause_s, LONGEST_PAUSE * self._pause_s)
+        self._pauses[target] = (incarnation, now_s + pause_s, pause_s)
+
+    def _stalls(self, record: ChainRecord, now_s: float) -> bool:
+        """Whether its sync has failed for a while, and hasn't got further than ever since. (A source starts
+        again after a failure, and names the last one until it is done.)"""
+        target = syncing_of(record)
+        report = self._seat_of(serving_of(record)[-1]).report if target else None
+        self._stalled.discard(record.id)
+        if report is None or report.sync_target != target or not report.sync_failure:
+            self._failing.pop(record.id, None)
+            return False
+        sync = (target, record.incarnations)
+        got = report.sync_chunks_compared + report.sync_chunks_sent
+        was = self._failing.get(record.id)
+        if was is None or was[0] != sync or was[1] < got:
+            self._failing[record.id] = was = (sync, got, now_s)
+        if now_s - was[2] < self._patience_s:
+            return False
+        self._stalled.add(record.id)
+        return True
 
     def _hold_sync(self, view: View, record: ChainRecord, decision: chains.Decision) -> None:
         """Counts the sync that goes on in the recorded version, or begins with the live proposal."""
@@ -218,7 +257,8 @@ class Decisions:
         for chain_id in list(self._waiting):
             record = view.chains[chain_id]
             serving = serving_of(record)
-            wants = [target for target in goal_of(record) if target not in serving]
+            failed = syncing_of(record) if chain_id in self._stalled else 0
+            wants = [target for target in goal_of(record) if target not in (*serving, failed)]
             if serving and any(self._may_sync(serving[-1], target, now_s) for target in wants):
                 self._look_at(view, chain_id, now_s)
 

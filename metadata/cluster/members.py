@@ -50,7 +50,7 @@ Seats = Mapping[int, Seat]  # by target: every member and every wanted target of
 class Proposal:
     """The whole next record, that members were asked to persist. It was made from the recorded version
     `base` and can only follow that one. `without`: whom it leaves out though they are there (suspected,
-    or too slow to persist), and their incarnations: until it is recorded or they restart."""
+    too slow to persist, not getting filled), and their incarnations, until it is recorded or they restart."""
 
     next: ChainRecord
     base: Version

@@ -26,7 +26,7 @@ def reason_of(facts: Facts, chosen: Succession, proposal: Proposal | None) -> st
         parts += [] if armed in chosen.holds else [f"{armed}, unless one that was serving is back first"]
     parts += [part for target in facts.judged if (part := _of_member(facts, target))]
     if chosen.wants_slot:
-        parts.append("a replica waits for others' recovery to end: so many go on at once")
+        parts.append("a replica waits for others' recovery to end, or for its next try after a failure")
     if not parts and proposal is not None:
         parts.append(f"members are making version {proposal.version[0]}.{proposal.version[1]} durable")
     if not parts and chosen.wants_quiet:

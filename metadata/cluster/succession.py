@@ -53,6 +53,7 @@ class Facts:
     may_sync: MaySync
     quiet: bool
     overdue: bool
+    stalled: bool
     goal: tuple[int, ...] = field(init=False)
     was_serving: tuple[int, ...] = field(init=False)
     was_syncing: int = field(init=False)
@@ -79,7 +80,7 @@ def succession(facts: Facts) -> Succession:
     steady = stays == facts.was_serving and all(judged[m] is Member.HOLDS for m in stays)
     chosen = Succession(
         serving=tuple(m for m in stays if m not in leaving),
-        without=tuple((m, facts.seats[m].incarnation) for m in out if incarnation_in(facts.record, m)),
+        without=tuple((m, facts.seats[m].incarnation) for m in out),
     )
     if steady and _promotes(facts, out):
         chosen.serving += (facts.was_syncing,)
@@ -126,7 +127,7 @@ def _left_out(facts: Facts, fit: tuple[int, ...]) -> tuple[int, ...]:
     out: list[int] = []
     if live is not None:
         # One that can't persist in the incarnation in which it came back would be taken back for ever.
-        there = (Member.HOLDS, Member.RETURNED)
+        there = (Member.HOLDS, Member.RETURNED, Member.OUTSIDE)
         out += [
             m
             for m, incarnation in live.without
@@ -198,7 +199,9 @@ def _syncing(facts: Facts, chosen: Succession, out: tuple[int, ...], *, changing
     present = facts.was_syncing
     if present and present in facts.goal and present not in out:
         if facts.judged[present] is Member.HOLDS:
-            return present
+            # A live proposal isn't replaced for the sake of a sync.
+            wait = changing or not facts.stalled or facts.live is not None
+            return present if wait else _instead(facts, chosen, out)
         if facts.judged[present] in (Member.SILENT, Member.LATE) and not changing:
             return present  # nothing has to be persisted, so it may be waited for
     # Who was serving is first recorded as offline, then filled: else one that lost its data, and persisted
@@ -217,6 +220,22 @@ def _syncing(facts: Facts, chosen: Succession, out: tuple[int, ...], *, changing
             return target
     chosen.wants_slot = bool(possible)
     return 0
+
+
+def _instead(facts: Facts, chosen: Succession, out: tuple[int, ...]) -> int:
+    """Whom to fill in place of the one whose sync has failed for a while; that one, if there is nobody."""
+    present = facts.was_syncing
+    others = [
+        m
+        for m in facts.goal
+        if m not in facts.was_serving and m not in (*out, present) and facts.judged[m] is Member.OUTSIDE
+    ]
+    for target in others:
+        if facts.may_sync(chosen.serving[-1], target):
+            chosen.without += ((present, facts.seats[present].incarnation),)
+            return target
+    chosen.wants_slot = bool(others)
+    return present
 
 
 def _order(facts: Facts, chosen: Succession) -> None:

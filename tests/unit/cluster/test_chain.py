@@ -455,6 +455,54 @@ def test_one_that_returned_and_cant_persist_is_left_out_for_good() -> None:
     assert next_of(leads) == ((B, A), "so")
 
 
+def test_one_that_cant_persist_its_fill_is_left_out() -> None:
+    """And named, so that it isn't tried again at once."""
+    seats = [holds(A), outside(B), outside(C)]
+    first = decided(record("soo"), seats).proposal
+    assert first is not None
+    seats = persists(first, seats, A)
+    decision = decided(record("soo"), seats, first, overdue=True)
+    assert next_of(decision) == ((A, C, B), "syo")
+    assert decision.proposal is not None
+    assert decision.proposal.without == ((B, 2),)
+    alone = persists(first, [holds(A), outside(B)], A)
+    first = replace_record(first, record("sy", term=3, counter=6, incarnations=(1, 2)))
+    decision = decided(record("so"), alone, first, overdue=True)
+    assert next_of(decision) == ((A, B), "so")
+    assert decision.proposal is not None
+    assert decision.proposal.without == ((B, 2),)
+    assert decided(record("so"), alone, decision.proposal).action is Action.NONE
+
+
+def replace_record(proposal: Proposal, after: ChainRecord) -> Proposal:
+    return Proposal(after, proposal.base, proposal.without)
+
+
+def test_a_failing_sync_makes_way_for_another() -> None:
+    source = holds(A, sync_target=B, sync_failure=28)
+    seats = [source, holds(B, state=SYNCING), outside(C)]
+    assert decided(record("syo"), seats).action is Action.NONE
+    decision = decided(record("syo"), seats, stalled=True)
+    assert next_of(decision) == ((A, C, B), "syo")
+    proposal = decision.proposal
+    assert proposal is not None
+    assert proposal.without == ((B, 1),)
+    for stalled in (False, True):
+        assert decided(record("syo"), seats, proposal, stalled=stalled).action is Action.NONE
+    ready = persists(proposal, seats, A, C)
+    assert decided(record("syo"), ready, proposal).action is Action.RECORD
+    # nobody else can be filled, or not yet, or something else has to change first
+    for third in (gone(), silent(), seat(report(C, poisoned=True))):
+        alone = decided(record("syo"), [*seats[:2], third], stalled=True)
+        assert (alone.action, alone.wants_slot) == (Action.NONE, False)
+    paused = decided(record("syo"), seats, stalled=True, may_sync=lambda source, target: target == B)
+    assert (paused.action, paused.wants_slot) == (Action.NONE, True)
+    changing = [returned(A), *seats[1:]]
+    assert next_of(decided(record("syo"), changing, stalled=True)) == ((A, B, C), "syo")
+    done_now = [done(A, sync_target=B), *seats[1:]]
+    assert next_of(decided(record("syo"), done_now, stalled=True)) == ((A, B, C), "sso")
+
+
 def test_a_new_chain_begins() -> None:
     blank = [seat(report(t, (0, 0), here=False, acts=(0, 0), chain=0)) for t in (A, B, C)]
     decision = decided(record("ooo", counter=0), blank)

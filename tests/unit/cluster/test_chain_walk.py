@@ -156,6 +156,7 @@ class Manager:
             may_sync=lambda source, target: world.rng.random() < 0.9,
             quiet=world.now - self.quiet_s > 2,
             overdue=self.proposal is not None and world.now - self.proposed_s > 5 * T,
+            stalled=world.rng.random() < 0.1,
         )
         again = decide(world.record, seats, self.proposal, self.term, may_sync=lambda s, t: True)
         assert again.action is not Action.RECORD or decision.action is Action.RECORD, (

@@ -1,0 +1,88 @@
+"""metadata.cluster.decisions: what only time changes. Members persist at once; a fill never ends."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+
+from test_chain import OFFLINE, A, B, C, holds, outside, record, report, seat
+
+from metadata.cluster.chain import Seat, recorded_by, version_of
+from metadata.cluster.decisions import Decisions
+from metadata.cluster.members import incarnation_in, syncing_of
+from metadata.cluster.routing import View
+
+T = 5.0
+
+
+class World:
+    """A chain of A, which serves, and others, whose fill fails with `failure` or is never persisted."""
+
+    def __init__(self, states: str, failure: int) -> None:
+        self.record = record(states)
+        self.failure = failure
+        self.hung: set[int] = set()
+        self.seats: dict[int, Seat] = {m: outside(m, incarnation=1) for m in self.record.members}
+        self.seats[A] = holds(A)
+        self.decisions = Decisions(lambda target: self.seats[target], T)
+        self.decisions.forget(3)
+        self.fills: list[tuple[float, int]] = []  # since when who is filled
+
+    def view(self) -> View:
+        targets = {m: SimpleNamespace(node=m) for m in self.record.members}
+        return cast(View, SimpleNamespace(chains={9: self.record}, targets=targets))
+
+    def persist(self, version: tuple[int, int], part: Any) -> None:
+        filled = syncing_of(self.record)
+        for target in self.record.members:
+            if not incarnation_in(part, target) or target in self.hung:
+                continue
+            more: dict[str, Any] = {"acts": version_of(self.record)}
+            if target == A and filled:
+                more |= {"sync_target": filled, "sync_failure": self.failure}
+            self.seats[target] = seat(report(target, version, state=1 if target == A else OFFLINE, **more))
+
+    def run(self, seconds: float) -> None:
+        for at in range(int(seconds * 2)):
+            now_s = at / 2
+            self.decisions.look(self.view(), [9] if at == 0 else [], now_s)
+            self.decisions.look_again(self.view(), now_s)
+            proposal = self.decisions.proposals.get(9)
+            if proposal is not None and proposal.base == version_of(self.record):
+                self.persist(proposal.version, proposal.next)
+                self.decisions.look(self.view(), [9], now_s)
+            for _, made in self.decisions.take_batch(9):
+                self.record = recorded_by(self.record, made)
+                self.decisions.landed([9])
+                self.persist(version_of(self.record), self.record)
+                self.decisions.look(self.view(), [9], now_s)
+                if syncing_of(self.record) not in (0, self.fills[-1][1] if self.fills else 0):
+                    self.fills.append((now_s, syncing_of(self.record)))
+        assert not self.decisions.impossible
+
+
+def test_two_whose_syncs_fail_take_turns_ever_more_slowly() -> None:
+    world = World("soo", errno.ENOSPC)
+    world.run(2000)
+    assert {target for _, target in world.fills} == {B, C}
+    times = [at for at, _ in world.fills]
+    turns = [after - before for before, after in itertools.pairwise(times)]
+    assert 5 < len(turns) < 40
+    assert min(turns) >= 2 * T
+    assert max(turns) >= 16 * T
+
+
+def test_a_sync_that_gets_on_stays() -> None:
+    world = World("soo", 0)
+    world.run(500)
+    assert [target for _, target in world.fills] == [B]
+
+
+def test_one_that_never_persists_its_fill_is_tried_ever_more_seldom() -> None:
+    world = World("so", 0)
+    world.hung = {B}
+    world.run(2000)
+    assert world.fills == []
+    assert 4 < world.record.counter - 5 < 50
