@@ -380,6 +380,9 @@ class World:
             return
         for proposed, record in routes:
             self.take(member, proposed, record)
+        if not routes and member.acts is not None and member.target not in people_of(self.record):
+            # Dropped from the chain: its node's configuration, which comes before the lease, releases it.
+            member.acts, member.persisted, member.here, member.data = None, (0, 0), False, set()
         if lease_s:
             member.lease_s = max(member.lease_s, beat.asked_s + lease_s * 15 / 16)
 
