@@ -131,7 +131,7 @@ def _left_out(facts: Facts, fit: tuple[int, ...]) -> tuple[int, ...]:
         out += [
             m
             for m, incarnation in live.without
-            if facts.judged[m] in there and facts.seats[m].incarnation == incarnation
+            if facts.judged.get(m) in there and facts.seats[m].incarnation == incarnation
         ]
     out += _suspects(facts, out)
     if live is not None and facts.overdue:
