@@ -10,6 +10,7 @@ Thread-safe: reads and writes go on in parallel; only the lengths are under a lo
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -171,7 +172,7 @@ class OpenFile:
         """
         from ffs.client import transfer
 
-        for _ in range(_MAX_TURNS):
+        for turn in range(_MAX_TURNS):
             if offset >= self.length:
                 self.look_beyond()
             size = min(len(out), self.length - offset)
@@ -183,6 +184,8 @@ class OpenFile:
                 return size
             except FfsError as error:
                 self._mend(error, session)
+                # Being removed takes a moment in which the service still knows the file.
+                time.sleep(min(0.2, 0.005 * 2**turn))
         raise Overloaded("the file is truncated faster than it can be read", self.path)
 
     def write_at(self, offset: int, data: Bytes) -> None:
