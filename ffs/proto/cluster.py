@@ -340,9 +340,9 @@ class ChainStatus(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     members: tuple[int, ...]
     states: tuple[int, ...]
     nodes: tuple[int, ...]
-    writable: bool  # every member serves
+    writable: bool  # takes updates: all that serve in the recorded version do
     readable: bool  # some member serves
-    reason: str  # "" when writable; else why not, in words
+    reason: str  # "" when every wanted member serves, in order; else what is missing, in words
 
 
 class StatusReply(Message, tag=115, kw_only=True):

@@ -363,8 +363,8 @@ struct Options {
   uint32_t max_pendings = 1024;          // the head numbers no more at a time; others wait
   uint32_t max_pendings_per_chunk = 16;  // the same for one chunk
   uint64_t resend_ms = 500;              // unanswered messages to members are sent again
-  uint64_t peer_lease_ms = 2000;         // that members grant each other; a fifth of the failure timeout, the
-                                         // same on all servers. 0: no leases (tests that aren't about them)
+  uint64_t peer_lease_ms = 2000;         // that members grant each other; a fifth of the failure timeout. The
+                                         // shorter of two counts. 0: no leases (tests that aren't about them)
   uint64_t suspect_ms = 10000;  // a neighbour that owes and is silent for so long is reported; 0: none
   uint32_t sync_window = 16;    // transfers of a sync under way
   Mutant mutant = Mutant::none;
