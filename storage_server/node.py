@@ -63,6 +63,7 @@ class Node:
         self._configuring = asyncio.Lock()
         self.collector: Collector | None = None
         self.heartbeats = 0
+        self._sequence = 0  # of the last heartbeat that was sent
         self.refused_replies = 0  # of managers of an earlier term
         self._started = False
 
@@ -181,6 +182,7 @@ class Node:
     async def _beat(self) -> float:
         """One heartbeat and what it asks for; how long to wait for the next, seconds."""
         reports = await self.native(self._native.report)
+        self._sequence += 1  # one that is held up on its way must not be taken for the latest
         fenced = tuple(self._fenced)
         asked_ms = clock_ms()  # a lease counts from here: before the manager could have given it
         reply = cast(
@@ -192,6 +194,7 @@ class Node:
                     config=self._config.number,
                     reports=tuple(_report(report) for report in reports),
                     fenced=fenced,
+                    sequence=self._sequence,
                 ),
                 self._call_timeout_s,
             ),

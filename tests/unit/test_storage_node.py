@@ -117,6 +117,8 @@ def drive(body: Callable[[FakeManager, FakeNative], Any], *, before: Callable[[F
         await beating
         await acting
         os.close(native.news_fd)
+        # One that is held up on its way can be told from the latest.
+        assert [beat.sequence for beat in manager.beats] == list(range(1, len(manager.beats) + 1))
 
     asyncio.run(main())
 
