@@ -102,17 +102,21 @@ def stats_of(client: Client) -> list[RingStats]:
 def test_reads_around_a_stopped_server_ask_a_second_replica(
     cluster: Supervisor, client: Client, path: str, data: bytes
 ) -> None:
-    """A read of a clean chunk doesn't wait for the try timeout, nor for the manager."""
+    """A read of a clean chunk doesn't wait for the try timeout, nor for the manager.
+
+    Each server in turn: a client may have its reasons to ask one of them nothing, but not all three.
+    """
+    slowest = 0.0
     with client.open(path, "rb", 0) as file:
-        for _ in range(4):
+        for victim in range(NODES):
+            until(lambda: all_serve(cluster))
             assert file.pread(len(data), 0) == data
-        slowest = 0.0
-        with standing_still(cluster, "node1"):
-            for at in range(0, len(data), CHUNK):
-                began = time.monotonic()
-                assert file.pread(CHUNK, at) == data[at : at + CHUNK]
-                slowest = max(slowest, time.monotonic() - began)
-        print(f"slowest read around a stopped server: {slowest * 1000:.0f} ms")
+            with standing_still(cluster, f"node{victim}"):
+                for at in range(0, len(data), CHUNK):
+                    began = time.monotonic()
+                    assert file.pread(CHUNK, at) == data[at : at + CHUNK]
+                    slowest = max(slowest, time.monotonic() - began)
+    print(f"slowest read around a stopped server: {slowest * 1000:.0f} ms")
     assert sum(s.hedge_wins for s in stats_of(client)) > 0
     until(lambda: all_serve(cluster))
 
