@@ -19,6 +19,13 @@ MAX_REPLICAS: Final = 8  # native/include/ffs/ffs.h, ffs_chain_route.members
 MAX_TARGETS_OF_DEVICE: Final = 64  # ffs_device_info.targets
 DEFAULT_CHAINS_PER_DEVICE: Final = 32
 
+# Roles of devices and chain tables. docs/control_plane.md, Roles.
+ROLE_KV: Final = "kv"
+ROLE_BULK: Final = "bulk"
+ROLES: Final = ("", ROLE_KV, ROLE_BULK)
+
+SPACE_EVICTABLE: Final = 1  # SpacePolicy.flags; ffs_space_policy.flags
+
 
 class TargetState(IntEnum):
     """ffs.h FFS_OFFLINE ...; stable numbers."""
@@ -64,6 +71,7 @@ class TableRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     version: int
     replicas: int
     chains: tuple[int, ...]
+    role: str = ""  # only devices of this role hold its targets; "": devices without one
 
 
 class DeviceInfo(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -71,6 +79,7 @@ class DeviceInfo(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     path: str  # on its node, for people
     size_bytes: int
     targets: tuple[int, ...]
+    role: str = ""  # ROLE_KV, ROLE_BULK, or "": what its operator keeps it for
 
 
 class NodeRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -188,10 +197,43 @@ class TargetReport(Struct, array_like=True, frozen=True, gc=False, kw_only=True)
     scrubbed_bytes: int = 0
 
 
+class SpacePolicy(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """How a chain keeps a KV space (ffs_space_policy): `quota_bytes` is the chain's share of the space's
+    quota, 0: no bound but the device; `ttl_ms` in manager time, 0: none."""
+
+    space: int
+    chain: int
+    quota_bytes: int = 0
+    ttl_ms: int = 0
+    flags: int = 0  # SPACE_EVICTABLE
+
+
+class SpaceConfig(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """The policies of all KV spaces on the chains of a node: they replace those before. A space that isn't in
+    it is never evicted from."""
+
+    revision: tuple[int, int]  # manager's term, number in it
+    policies: tuple[SpacePolicy, ...]
+
+
+class SpaceUse(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """What a target holds of a KV space (ffs_space_use). The counters begin at 0 with each incarnation, and
+    only the head that orders an eviction counts it."""
+
+    target: int
+    space: int
+    chunks: int
+    bytes: int  # as allocated
+    evicted_chunks: int = 0
+    evicted_bytes: int = 0
+    hits: int = 0
+
+
 class Heartbeat(Message, tag=106, kw_only=True):
     """`config` is the number of the NodeConfig that the node acts on (0, 0 at first); `fenced` are the client
     sessions that it has fenced since its last heartbeat; `sequence` grows with each heartbeat of an
-    incarnation, so that a late one isn't taken for news (0: not given)."""
+    incarnation, so that a late one isn't taken for news (0: not given). `spaces` is the revision of the
+    SpaceConfig that it acts on (0, 0 at first; None: it takes none, as versions before them)."""
 
     node: int
     incarnation: int
@@ -199,6 +241,8 @@ class Heartbeat(Message, tag=106, kw_only=True):
     reports: tuple[TargetReport, ...]
     fenced: tuple[int, ...] = ()
     sequence: int = 0
+    spaces: tuple[int, int] | None = None
+    space_use: tuple[SpaceUse, ...] = ()
 
 
 class ChainRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -244,22 +288,26 @@ class HeartbeatReply(Message, tag=107, kw_only=True):
     fences: tuple[int, ...] = ()  # client sessions to fence, until they are in `fenced`
     lease_ms: int = 0  # counted from when the heartbeat was sent
     term: int = 0  # of the manager: a node takes nothing from an earlier one than it has heard from
+    spaces: SpaceConfig | None = None  # None: the one that the node has stands. Taken up before `config`
 
 
 class WaitConfig(Message, tag=108, kw_only=True):
     """A long poll of a storage node: answered by HeartbeatReply-like WaitConfigReply when its configuration
-    isn't number `config` any more, or after wait_ms."""
+    isn't number `config` any more, its SpaceConfig isn't revision `spaces` (None: it takes none), or after
+    wait_ms."""
 
     node: int
     incarnation: int
     config: tuple[int, int]
     wait_ms: int
+    spaces: tuple[int, int] | None = None
 
 
 class WaitConfigReply(Message, tag=109, kw_only=True):
     config: NodeConfig | None = None
     fences: tuple[int, ...] = ()
     term: int = 0
+    spaces: SpaceConfig | None = None
 
 
 # --- messages: clients and people to the metadata service ----------------------------------------
@@ -278,6 +326,7 @@ class TableRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     version: int
     replicas: int
     chains: tuple[int, ...]
+    role: str = ""
 
 
 class RoutingReply(Message, tag=111, kw_only=True):
@@ -292,13 +341,15 @@ class RoutingReply(Message, tag=111, kw_only=True):
 
 
 class CreateTable(Message, tag=112, kw_only=True):
-    """A chain table over all live nodes' devices. Existing with the same name: answered with it if
-    replicas agree, else Exists. InvalidArgument with the reason when nodes or targets don't suffice."""
+    """A chain table over all live nodes' devices of its role. Existing with the same name: answered with it
+    if replicas and role agree, else Exists. InvalidArgument with the reason when nodes or targets don't
+    suffice."""
 
     name: str
     replicas: int
     chains_per_device: int = DEFAULT_CHAINS_PER_DEVICE
     wait_nodes: int = 0  # refuse (Overloaded: try again) while fewer nodes are alive
+    role: str = ""
 
 
 class CreateTableReply(Message, tag=113, kw_only=True):
