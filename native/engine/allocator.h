@@ -32,6 +32,13 @@ class Allocator {
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t free_bytes() const { return capacity_bytes() - used_bytes_; }
   uint64_t free_slabs() const { return free_slabs_; }
+  struct ClassUse {
+    uint64_t slabs = 0, slots_used = 0, slots_free = 0;
+  };
+  ClassUse use_of(uint8_t place_class) const {
+    const uint64_t used = class_used_[place_class], open = free_slots_[place_class];
+    return {(used + open) / slots_of(place_class), used, open};
+  }
 
  private:
   struct Slab {

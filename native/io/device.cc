@@ -7,29 +7,18 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 
 #include "base/fd.h"
+#include "io/block_facts.h"
+#include "io/io.h"
 
 namespace ffs::io {
 
 namespace {
-
-// "write through" in the kernel's words: what completed is durable without a flush.
-bool writes_through(dev_t device) {
-  char path[96];
-  std::snprintf(path, sizeof path, "/sys/dev/block/%u:%u/queue/write_cache", major(device), minor(device));
-  Fd file(::open(path, O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return false;
-  char text[32] = {};
-  if (::read(file.get(), text, sizeof text - 1) <= 0) return false;
-  return std::strncmp(text, "write through", 13) == 0;
-}
 
 Result<Device> describe_block_device(Fd fd, const struct stat& status) {
   Device device;
@@ -40,7 +29,10 @@ Result<Device> describe_block_device(Fd fd, const struct stat& status) {
     return Error::of(errno, "asking a block device for its size");
   }
   device.sector_bytes = static_cast<uint32_t>(sector);
-  device.volatile_cache = !writes_through(status.st_rdev);
+  const BlockFacts facts = block_facts(status.st_rdev);
+  device.volatile_cache = facts.volatile_cache;
+  device.discard_bytes = facts.discard_bytes;
+  device.discard_granularity = facts.discard_granularity;
   device.fd = fd.release();
   return device;
 }
@@ -69,14 +61,21 @@ int lock_device(int fd) {
 
 }  // namespace
 
-Result<Device> open_device(const std::string& path) {
+std::string in_use(const std::string& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0 || !S_ISBLK(status.st_mode)) return {};
+  return user_of(status.st_rdev);
+}
+
+Result<Device> open_device(const std::string& path, Access access) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) return Error::of(errno, "no such device or file");
   bool block = S_ISBLK(status.st_mode);
   if (!block && !S_ISREG(status.st_mode))
     return Error::of(ENODEV, "neither a regular file nor a block device");
   // O_EXCL on a block device refuses one that is mounted or claimed.
-  const int flags = O_RDWR | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0);
+  const int flags =
+      (access == Access::read_only ? O_RDONLY : O_RDWR) | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0);
   Fd fd;
   int error = try_for_a_while([&] {
     fd.reset(::open(path.c_str(), flags));
@@ -93,6 +92,11 @@ Result<Device> open_device(const std::string& path) {
   Device device;
   device.size_bytes = static_cast<uint64_t>(status.st_size);
   device.sector_bytes = 512;
+  device.sparse = static_cast<uint64_t>(status.st_blocks) * 512 < device.size_bytes;
+  if (device.sparse) {
+    device.discard_bytes = UINT64_MAX;
+    device.discard_granularity = kBlockBytes;
+  }
   device.fd = fd.release();
   return device;
 }

@@ -14,11 +14,21 @@ struct Device {
   uint32_t sector_bytes = 512;
   bool block_device = false;
   bool volatile_cache = true;  // false only if the kernel says that the device writes through
+  bool sparse = false;         // a file that has fewer blocks than bytes: writes may allocate
+  // Most that one discard covers at best, and what its ends should be multiples of. 0: no discard (also for a
+  // file that was written through: holes would cost allocations later). UINT64_MAX: no limit.
+  uint64_t discard_bytes = 0;
+  uint32_t discard_granularity = 0;
 };
 
-// Opens for exclusive use. Errors: ENOENT, EACCES, EBUSY (in use for 2 s: another process, or mounted),
-// ENODEV (neither a file nor a block device), EINVAL (no O_DIRECT here).
-Result<Device> open_device(const std::string& path);
+enum class Access : uint8_t { read_write, read_only };
+
+// Opens for exclusive use, whichever the access. Errors: ENOENT, EACCES, EROFS, EBUSY (in use for 2 s:
+// another process, or mounted; in_use() says by whom), ENODEV (neither a file nor a block device), EINVAL (no
+// O_DIRECT here).
+Result<Device> open_device(const std::string& path, Access access = Access::read_write);
+// Who uses it, for a message: "mounted at /srv"; empty if it can't be told.
+std::string in_use(const std::string& path);
 void close_device(Device& device);
 
 // Makes a regular file of `size_bytes` at `path` (its directory must exist), allocates its
