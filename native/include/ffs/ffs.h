@@ -174,10 +174,44 @@ typedef struct {
   uint64_t crc_failures, frame_errors;
 } ffs_shard_metrics;
 
+typedef struct {
+  uint32_t struct_size;
+  uint32_t write_cache;      /* 0: as the kernel says, 1: volatile (flushed), 2: protected (never flushed) */
+  uint32_t discard;          /* of freed slabs: 0: where the device can, 1: off, 2: on */
+  uint32_t reserved;
+} ffs_device_options;
+
+/* How a chain keeps a space (docs/craq.md, Eviction). */
+enum {
+  FFS_SPACE_EVICTABLE = 1,   /* chunks may be evicted: to stay below the quota, and to keep room on the device */
+};
+typedef struct {
+  uint64_t space;
+  uint32_t chain;
+  uint32_t flags;
+  uint64_t quota_bytes;      /* of the space on that chain, as allocated on one replica; 0: none */
+  uint64_t ttl_ms;           /* of updates that carry no expiry, in manager time; 0: none */
+} ffs_space_policy;
+
+/* What a target holds of a space for which there is a policy. The counters begin with the process; only
+ * the head that orders an eviction counts it. */
+typedef struct {
+  uint64_t target;
+  uint64_t space;
+  uint64_t chunks;           /* committed */
+  uint64_t bytes;            /* as allocated */
+  uint64_t evicted_chunks, evicted_bytes;
+  uint64_t hits;             /* uses of chunks that were there, at this target */
+  uint32_t ready;            /* 0: still being counted; chunks and bytes are too low */
+  uint32_t reserved;
+} ffs_space_use;
+
 int ffs_server_create(const ffs_server_options *options, ffs_server **out);
 /* Opens and recovers the device, binds the shard's port and socket. Before start only. Blocking.
- * EBUSY, ENOMEDIUM, EBADMSG, ENOTSUP, EPROTO (another cluster's device). */
-int ffs_server_add_device(ffs_server *server, const char *path, ffs_shard_info *out);
+ * `options` may be NULL. EBUSY, ENOMEDIUM, EBADMSG, ENOTSUP, EPROTO (another cluster's device), ENOSPC (the
+ * device is smaller than it was), EINVAL. */
+int ffs_server_add_device(ffs_server *server, const char *path, const ffs_device_options *options,
+                          ffs_shard_info *out);
 int ffs_server_start(ffs_server *server);
 /* Hands routing to the shards (a copy); returns when every shard has taken it. Targets that
  * aren't this server's are peers. Blocking, short. Idempotent; older versions change nothing. */
@@ -188,6 +222,11 @@ int ffs_server_configure(ffs_server *server, uint64_t routing_epoch, uint64_t ma
 uint64_t ffs_clock_ms(void);
 /* The manager's lease on this node holds until then, on ffs_clock_ms. Never goes back. */
 int ffs_server_lease(ffs_server *server, uint64_t until_ms);
+/* Replaces all policies; of chains that this server has no part in too. Blocking, short. Idempotent. */
+int ffs_server_set_spaces(ffs_server *server, const ffs_space_policy *policies, uint32_t count);
+/* Fills at most capacity records, one for each target and space with a policy; returns how many there are,
+ * which may be more. */
+int ffs_server_space_use(ffs_server *server, ffs_space_use *out, uint32_t capacity);
 /* The target is in no chain any more: drops its chunks and all its state; its reports name chain 0 when
  * that is durable. Returns at once. Idempotent. ENOENT: not this server's. */
 int ffs_server_release_target(ffs_server *server, uint64_t target);
@@ -376,6 +415,58 @@ void ffs_floor_close(ffs_floor *floor);
 /* The peer of op 2: serves block_bytes replies on host:port until the process ends or the
  * connection closes; prints nothing. Blocking. Port 0 binds any and stores it before accepting. */
 int ffs_floor_serve(const char *host, int *port_inout, int listen_fd, const char *tcp_congestion);
+
+/* ---- the engine without a server, for benchmarks -------------------------------------- */
+
+typedef struct ffs_engine_bench ffs_engine_bench;
+enum { FFS_ENGINE_BENCH_PLAIN = 1 };
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;            /* FFS_ENGINE_BENCH_PLAIN: the caller's memory isn't registered */
+  const char *path;          /* a file that isn't there yet: made, formatted, removed at the end */
+  const char *io_backend;    /* NULL or "auto", "uring", "pread" */
+  uint64_t size_bytes;
+  uint64_t max_chunks;       /* 0: the engine's choice */
+  uint64_t journal_bytes;    /* 0: the engine's choice */
+  uint32_t depth;            /* operations in flight, at most; up to 1024 */
+  uint32_t reserved;
+} ffs_engine_bench_options;
+typedef struct {
+  uint32_t struct_size;
+  uint32_t work;             /* 0 read, 1 replace whole chunks, 2 overwrite in place (up to 64 KiB) */
+  uint32_t block_bytes;
+  uint32_t depth;
+  uint32_t random;
+  uint32_t beside;           /* what goes on meanwhile: 0 nothing, 1 snapshots, 2 compaction */
+  uint64_t working_set;      /* chunks, from the first; 0: all */
+} ffs_engine_bench_load;
+typedef struct {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t operations, elapsed_ns;
+  uint64_t flushes, journal_bytes, snapshots; /* during the run */
+  uint64_t longest_step_us;  /* of the store, since it was opened */
+  uint64_t longest_operation_us;
+} ffs_engine_bench_count;
+typedef struct {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t chunks;
+  uint64_t heap_bytes;       /* of the process */
+  uint64_t index_bytes;      /* what the store counts for its chunks */
+} ffs_engine_bench_memory_use;
+/* Format, open. The calling thread is the engine's: all other calls come from it. All block. */
+int ffs_engine_bench_open(const ffs_engine_bench_options *options, ffs_engine_bench **out);
+/* Chunks number first .. first + count - 1, `length` bytes to a reader of which stored_bytes are stored. */
+int ffs_engine_bench_fill(ffs_engine_bench *bench, uint64_t first, uint64_t count, uint32_t stored_bytes,
+                          uint32_t length);
+/* Keeps the depth for about duration_ms, then lets it drain. */
+int ffs_engine_bench_run(ffs_engine_bench *bench, const ffs_engine_bench_load *load, uint32_t duration_ms,
+                         ffs_engine_bench_count *out);
+/* Opens the store anew: after a close, or (crash) without one. Stores how long opening took. */
+int ffs_engine_bench_reopen(ffs_engine_bench *bench, uint32_t crash, uint64_t *elapsed_ns);
+int ffs_engine_bench_memory(ffs_engine_bench *bench, ffs_engine_bench_memory_use *out);
+void ffs_engine_bench_close(ffs_engine_bench *bench);
 
 /* CFFI END */
 

@@ -1,0 +1,105 @@
+// ffs_engine_bench_*: see native/bench/engine_driver.h.
+#include <string>
+
+#include "bench/engine_driver.h"
+#include "capi/error.h"
+#include "engine/chunk_store.h"
+#include "ffs/ffs.h"
+
+struct ffs_engine_bench {
+  std::unique_ptr<ffs::bench::EngineDriver> driver;
+  std::string name;
+};
+
+namespace {
+
+int fail(const ffs::Error& error, const ffs_engine_bench* bench, const char* what) {
+  return ffs::capi::fail(error, "engine bench on " + bench->name + ": " + what);
+}
+
+}  // namespace
+
+extern "C" {
+
+int ffs_engine_bench_open(const ffs_engine_bench_options* options, ffs_engine_bench** out) {
+  if (options == nullptr || out == nullptr || options->struct_size < sizeof(ffs_engine_bench_options) ||
+      options->path == nullptr) {
+    return ffs::capi::fail(
+        EINVAL, "engine bench: options with their struct_size, a path and a place for the handle are needed");
+  }
+  ffs::bench::EngineOptions o;
+  o.path = options->path;
+  o.backend = options->io_backend != nullptr ? options->io_backend : "";
+  o.size_bytes = options->size_bytes;
+  o.max_chunks = options->max_chunks;
+  o.journal_bytes = options->journal_bytes;
+  o.registered = (options->flags & FFS_ENGINE_BENCH_PLAIN) == 0;
+  o.depth = options->depth;
+  auto driver = ffs::bench::open_engine(o);
+  if (!driver.ok()) {
+    const std::string& why = ffs::engine::ChunkStore::last_open_message();
+    return ffs::capi::fail(driver.error(), "engine bench on " + o.path + (why.empty() ? "" : ": " + why));
+  }
+  *out = new ffs_engine_bench{std::move(*driver), o.path};
+  return 0;
+}
+
+int ffs_engine_bench_fill(ffs_engine_bench* bench, uint64_t first, uint64_t count, uint32_t stored_bytes,
+                          uint32_t length) {
+  const auto status = bench->driver->fill(first, count, stored_bytes, length);
+  return status.ok() ? 0 : fail(status.error(), bench, "filling");
+}
+
+int ffs_engine_bench_run(ffs_engine_bench* bench, const ffs_engine_bench_load* load, uint32_t duration_ms,
+                         ffs_engine_bench_count* out) {
+  if (load == nullptr || out == nullptr || load->struct_size < sizeof(ffs_engine_bench_load) ||
+      out->struct_size < sizeof(ffs_engine_bench_count)) {
+    return ffs::capi::fail(EINVAL, "engine bench: load and count need their struct_size");
+  }
+  if (load->work > 2 || load->beside > 2) {
+    return ffs::capi::fail(EINVAL, "engine bench: work and beside are from 0 to 2");
+  }
+  ffs::bench::EngineLoad l;
+  l.work = static_cast<ffs::bench::EngineWork>(load->work);
+  l.block_bytes = load->block_bytes;
+  l.depth = load->depth;
+  l.random = load->random != 0;
+  l.working_set = load->working_set;
+  l.beside = static_cast<ffs::bench::EngineBeside>(load->beside);
+  const auto count = bench->driver->run(l, duration_ms);
+  if (!count.ok()) return fail(count.error(), bench, "running");
+  out->operations = count->operations;
+  out->elapsed_ns = count->elapsed_ns;
+  out->flushes = count->flushes;
+  out->journal_bytes = count->journal_bytes;
+  out->snapshots = count->snapshots;
+  out->longest_step_us = count->longest_step_us;
+  out->longest_operation_us = count->longest_operation_us;
+  return 0;
+}
+
+int ffs_engine_bench_reopen(ffs_engine_bench* bench, uint32_t crash, uint64_t* elapsed_ns) {
+  const auto took = bench->driver->reopen(crash != 0);
+  if (!took.ok()) {
+    return fail(took.error(), bench,
+                ("opening again: " + ffs::engine::ChunkStore::last_open_message()).c_str());
+  }
+  *elapsed_ns = *took;
+  return 0;
+}
+
+int ffs_engine_bench_memory(ffs_engine_bench* bench, ffs_engine_bench_memory_use* out) {
+  if (out == nullptr || out->struct_size < sizeof(ffs_engine_bench_memory_use))
+    return ffs::capi::fail(EINVAL, "engine bench: the memory struct needs its struct_size");
+  const auto memory = bench->driver->memory();
+  out->chunks = memory.chunks;
+  out->heap_bytes = memory.heap_bytes;
+  out->index_bytes = memory.index_bytes;
+  return 0;
+}
+
+void ffs_engine_bench_close(ffs_engine_bench* bench) {
+  delete bench;
+}
+
+}  // extern "C"
