@@ -13,8 +13,20 @@ from ffs._native.lib import check, ffi, lib
 from ffs._native.routes import ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.errors import BadHandle, InvalidArgument
 
-__all__ = ["NativeServer", "ShardInfo", "ShardMetrics", "TargetReport", "clock_ms"]
+__all__ = [
+    "DISCARDS",
+    "NativeServer",
+    "ShardInfo",
+    "ShardMetrics",
+    "SpacePolicy",
+    "SpaceUse",
+    "TargetReport",
+    "WRITE_CACHES",
+    "clock_ms",
+]
 
+WRITE_CACHES: Final = ("auto", "volatile", "protected")  # by the numbers of ffs_device_options (ffs.h)
+DISCARDS: Final = ("auto", "off", "on")
 _MAX_REPORTS: Final = 4096
 
 
@@ -63,6 +75,12 @@ class TargetReport:
 _FLAGS: Final = frozenset({"persisted_here", "poisoned", "leased", "sync_done"})
 
 
+def _use(use: Any) -> SpaceUse:
+    return SpaceUse(
+        **{n: bool(use.ready) if n == "ready" else int(getattr(use, n)) for n in SpaceUse.__slots__}
+    )
+
+
 def _fields(report: Any) -> dict[str, Any]:
     names = TargetReport.__slots__
     return {n: bool(getattr(report, n)) if n in _FLAGS else int(getattr(report, n)) for n in names}
@@ -92,6 +110,32 @@ class ShardMetrics:
     bytes_copied: int
     crc_failures: int
     frame_errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpacePolicy:
+    """How a chain keeps a space, as ffs_space_policy (ffs.h). quota_bytes: as allocated on one replica, 0 for
+    none; ttl_ms: of blocks that carry no expiry, 0 for none."""
+
+    space: int
+    chain: int
+    evictable: bool
+    quota_bytes: int
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceUse:
+    """What a target holds of a space, as ffs_space_use (ffs.h). Not `ready`: still being counted."""
+
+    target: int
+    space: int
+    chunks: int
+    bytes: int
+    evicted_chunks: int
+    evicted_bytes: int
+    hits: int
+    ready: bool
 
 
 def clock_ms() -> int:
@@ -160,11 +204,20 @@ class NativeServer:
             raise BadHandle("this server is closed")
         return self._raw
 
-    def add_device(self, path: str | os.PathLike[str]) -> ShardInfo:
-        """Opens and recovers a device, binds the shard's port and socket. Blocking. Busy; FfsError with
-        ENOMEDIUM (not formatted); ChecksumMismatch; Unsupported; ProtocolError (another cluster's)."""
+    def add_device(
+        self, path: str | os.PathLike[str], *, write_cache: str = "auto", discard: str = "auto"
+    ) -> ShardInfo:
+        """Opens and recovers a device, binds the shard's port and socket. Blocking.
+
+        write_cache: one of WRITE_CACHES; discard: one of DISCARDS. Busy; FfsError with ENOMEDIUM (not
+        formatted); ChecksumMismatch; Unsupported; ProtocolError (another cluster's); NoSpace (smaller than it
+        was)."""
+        options = ffi.new("ffs_device_options*")
+        options.struct_size = ffi.sizeof("ffs_device_options")
+        options.write_cache = WRITE_CACHES.index(write_cache)
+        options.discard = DISCARDS.index(discard)
         out = ffi.new("ffs_shard_info*")
-        check(lib.ffs_server_add_device(self.raw, os.fsencode(path), out))
+        check(lib.ffs_server_add_device(self.raw, os.fsencode(path), options, out))
         return ShardInfo(
             shard=out.shard,
             port=out.port,
@@ -194,6 +247,26 @@ class NativeServer:
         """The manager's lease on this node holds until then, on clock_ms. An earlier time changes nothing.
         Blocking, short."""
         check(lib.ffs_server_lease(self.raw, until_ms))
+
+    def set_spaces(self, policies: Sequence[SpacePolicy]) -> None:
+        """Replaces what is known of quotas and times to live; chains that aren't here are ignored.
+        Idempotent. Blocking, short."""
+        in_c = ffi.new("ffs_space_policy[]", len(policies))
+        for to, policy in zip(in_c, policies, strict=True):
+            to.space, to.chain = policy.space, policy.chain
+            to.flags = lib.FFS_SPACE_EVICTABLE if policy.evictable else 0
+            to.quota_bytes, to.ttl_ms = policy.quota_bytes, policy.ttl_ms
+        check(lib.ffs_server_set_spaces(self.raw, in_c, len(policies)))
+
+    def space_use(self) -> list[SpaceUse]:
+        """What each target holds of each space with a policy. Blocking, short."""
+        capacity = 256
+        while True:
+            out = ffi.new("ffs_space_use[]", capacity)
+            count = check(lib.ffs_server_space_use(self.raw, out, capacity))
+            if count <= capacity:
+                return [_use(out[i]) for i in range(count)]
+            capacity = count
 
     def release_target(self, target: int) -> None:
         """The target is in no chain any more: drops what it holds. Returns at once; its reports name chain 0

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "capi/error.h"
 #include "capi/options.h"
@@ -119,12 +120,22 @@ int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
   return 0;
 }
 
-int ffs_server_add_device(ffs_server* server, const char* path, ffs_shard_info* out) {
-  if (server == nullptr || path == nullptr || out == nullptr) {
-    return fail(EINVAL, "add device: a server, a path and a result are needed");
+int ffs_server_add_device(ffs_server* server, const char* path, const ffs_device_options* given,
+                          ffs_shard_info* out) {
+  ffs_device_options options{};
+  if (server == nullptr || path == nullptr || out == nullptr ||
+      (given != nullptr && !ffs::capi::take_options(given, &options))) {
+    return fail(EINVAL, "add device: a server, a path, options (with struct_size) and a result are needed");
   }
+  if (options.write_cache > 2 || options.discard > 2) {
+    return fail(EINVAL, "add device %s: write_cache is %u, discard is %u; 0 to 2", path, options.write_cache,
+                options.discard);
+  }
+  ffs::server::Server::DeviceOptions choices;
+  choices.write_cache = static_cast<ffs::engine::WriteCache>(options.write_cache);
+  choices.discard = static_cast<ffs::engine::Discard>(options.discard);
   ffs::server::Failure failure;
-  ffs::server::Shard* shard = server->server.add_device(path, &failure);
+  ffs::server::Shard* shard = server->server.add_device(path, choices, &failure);
   if (shard == nullptr) {
     const int code = failure.code == EMEDIUMTYPE ? ENOMEDIUM : failure.code == EXDEV ? EPROTO : failure.code;
     return fail(code, "device %s: %s", path,
@@ -204,6 +215,39 @@ int ffs_server_lease(ffs_server* server, uint64_t until_ms) {
   if (server == nullptr) return fail(EINVAL, "lease: no server");
   server->server.lease(until_ms);
   return 0;
+}
+
+int ffs_server_set_spaces(ffs_server* server, const ffs_space_policy* policies, uint32_t count) {
+  if (server == nullptr || (policies == nullptr && count > 0)) {
+    return fail(EINVAL, "set spaces: a server and policies are needed");
+  }
+  std::vector<ffs::server::SpacePolicy> all;
+  all.reserve(count);
+  for (uint32_t i = 0; i < count; i++) {
+    const ffs_space_policy& from = policies[i];
+    if ((from.flags & ~static_cast<uint32_t>(FFS_SPACE_EVICTABLE)) != 0) {
+      return fail(EINVAL, "set spaces: space %llu has flags 0x%x; only FFS_SPACE_EVICTABLE is known",
+                  static_cast<unsigned long long>(from.space), from.flags);
+    }
+    all.push_back({from.space, ffs::ChainId(from.chain), (from.flags & FFS_SPACE_EVICTABLE) != 0,
+                   from.quota_bytes, from.ttl_ms});
+  }
+  server->server.set_spaces(all);
+  return 0;
+}
+
+int ffs_server_space_use(ffs_server* server, ffs_space_use* out, uint32_t capacity) {
+  if (server == nullptr || (out == nullptr && capacity > 0)) {
+    return fail(EINVAL, "space use: a server and room are needed");
+  }
+  const auto all = server->server.space_use();
+  for (size_t i = 0; i < all.size() && i < capacity; i++) {
+    const ffs::server::SpaceUse& from = all[i];
+    out[i] =
+        ffs_space_use{from.target.value,  from.space, from.chunks,          from.bytes, from.evicted_chunks,
+                      from.evicted_bytes, from.hits,  from.ready ? 1u : 0u, 0};
+  }
+  return static_cast<int>(std::min<size_t>(all.size(), INT32_MAX));
 }
 
 int ffs_server_release_target(ffs_server* server, uint64_t target) {

@@ -320,11 +320,25 @@ struct FormatOptions {
   bool overwrite = false;      // format even if a chunk store is there already (else EEXIST)
 };
 
+// Whether what the device has completed is lost by a power cut until it is flushed. automatic: as the kernel
+// says. is_protected: it isn't (capacitors, battery), so no flush is sent (docs/faults.md, Write caches).
 enum class WriteCache : uint8_t { automatic, is_volatile, is_protected };
+
+// What was chosen for an open store.
+struct CacheMode {
+  bool flushes = true;     // acknowledgements wait for a flush of the device
+  bool overruled = false;  // is_protected was asked for and isn't possible here
+  const char* why = "";
+};
+CacheMode choose_cache_mode(const io::Device& device, WriteCache asked);
+
+// Whether freed slabs are given back to the device. automatic: where the device can do it (io/device.h).
+enum class Discard : uint8_t { automatic, off, on };
 
 struct OpenOptions {
   Uuid cluster{};  // refused with EXDEV if the device belongs to another
   WriteCache write_cache = WriteCache::automatic;
+  Discard discard = Discard::automatic;
   size_t scratch_bytes = 64u << 20;  // the store's own buffers: journal, snapshots, bounces
   size_t overlay_bytes = 16u << 20;  // small updates that wait to be applied in place
   uint32_t max_apply_in_flight = 8;
@@ -389,6 +403,33 @@ struct SpaceStats {
   uint64_t bytes = 0;
   bool complete = false;  // false: `next` is where to go on
   ChunkKey next;
+};
+
+// When a chunk was used, by the manager's clock: stamps of 64 ms, 1 is the time of the format, 0 unknown
+// (docs/disk_format.md, Access times).
+struct Access {
+  uint32_t last = 0;
+  uint32_t previous = 0;  // the use before that; 0: none, or unknown
+};
+
+constexpr uint32_t kStampMs = 64;
+constexpr uint32_t kCorrelatedStamps = 16;  // uses within about a second count as one
+
+// What the chunks of a space take on a target. Pending versions count in bytes, not in chunks.
+struct SpaceUse {
+  uint64_t chunks = 0;
+  uint64_t allocated_bytes = 0;  // slots
+  bool ready = false;            // false: not asked for, or its chunks are still being counted
+};
+
+// A committed chunk as eviction sees it.
+struct ChunkSample {
+  ChunkKey key;
+  Version version;
+  uint32_t allocated_bytes = 0;  // its slot
+  Access access;
+  bool pinned = false;
+  uint64_t expiry_ms = 0;
 };
 
 class ChunkStore {
@@ -517,16 +558,38 @@ class ChunkStore {
   // Counts committed chunks of the keys [from, to], at most `limit` of them a call.
   SpaceStats range_stats(TargetId target, const ChunkKey& from, const ChunkKey& to, uint32_t limit) const;
 
+  // --- use, for eviction. In memory; snapshots save the stamps, so a crash loses the latest ones.
+  // The stamp of a manager time; 0 for 0. The other way: the beginning of the stamp's 64 ms, 0 for 0.
+  uint32_t stamp_of(uint64_t manager_ms) const;
+  uint64_t time_of(uint32_t stamp) const;
+  // The chunk was used then. Nothing for an absent chunk, an earlier use than the last known, or stamp 0.
+  // A use within kCorrelatedStamps of the last one belongs to it: it doesn't become a new one.
+  void touch(TargetId target, const ChunkKey& key, uint32_t stamp);
+  // A chunk begins with {stamp of its first commit, 0}, by the time that tick() was given last.
+  Access access(TargetId target, const ChunkKey& key) const;
+  // Names the spaces of the target whose use is counted, instead of those named before. The chunks of a
+  // new one are counted in steps (tick, run_once); until then space_use().ready is false.
+  void account_spaces(TargetId target, std::span<const uint64_t> spaces);
+  SpaceUse space_use(TargetId target, uint64_t space) const;
+  // Neighbours in key order from a random place of the space on (by `seed`), wrapping inside the space;
+  // each chunk once. Returns how many: fewer than out.size() if the space has no more. Costs about a
+  // microsecond for each chunk.
+  uint32_t sample(TargetId target, uint64_t space, uint64_t seed, std::span<ChunkSample> out) const;
+
   // --- the rest.
   // Completes when everything before it is durable.
   void flush(StoreOp* op);
   // Call at least every 100 ms with a monotonic clock: makes lone commit records durable (within
-  // 20 ms or so), goes on with snapshots and in-place application.
-  void tick(uint64_t now_us);
+  // 20 ms or so), goes on with snapshots and in-place application. `manager_ms`: the manager's time, 0 if
+  // unknown; new chunks get their access stamps from it.
+  void tick(uint64_t now_us, uint64_t manager_ms = 0);
   // True if nothing is in flight and nothing waits.
   bool idle() const;
 
   const DeviceIdentity& identity() const;
+  CacheMode cache_mode() const;
+  // How many bytes the device has beyond what the superblock says (ChunkStore::grow takes them in).
+  uint64_t unused_bytes() const;
   bool has_target(TargetId target) const;
   Capacity capacity() const;
   TargetUsage usage(TargetId target) const;

@@ -4,6 +4,7 @@
 //   read.cc         reads                               apply.cc         overlays into their slots
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
 //   install.cc      whole versions put in and taken out  release.cc      targets emptied
+//   access.cc       access times, use of spaces, samples
 #pragma once
 
 #include <ctime>
@@ -271,6 +272,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void abandon_snapshot();
   bool flushes_device() const;
 
+  // --- use, for eviction (access.cc)
+  void step_accounts();
+
   // --- I/O that waits (start and close only)
   Status read_now(uint64_t offset, uint8_t* memory, uint32_t bytes);
   Status write_now(uint64_t offset, const uint8_t* memory, uint32_t bytes);
@@ -283,6 +287,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   Mutants mutants;
   Superblock super{};
   DeviceIdentity identity;
+  uint64_t device_bytes_found = 0;  // at opening; the superblock says what is used
   uint32_t incarnation = 0;
 
   std::unique_ptr<io::BufferPool> scratch;
@@ -302,6 +307,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   std::vector<ResetWait> reset_waits;
   std::vector<ReleaseJob> releases;
   std::vector<bool> releasing;  // by target index
+  bool accounts_unfinished = false;
   uint64_t next_ticket = 1;
   uint32_t applying = 0;
   SnapshotWriter snap;

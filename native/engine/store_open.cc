@@ -47,9 +47,19 @@ ChunkStore::Impl::~Impl() {
   std::free(super_buffer);
 }
 
+CacheMode choose_cache_mode(const io::Device& device, WriteCache asked) {
+  if (asked == WriteCache::is_volatile) return {true, false, "as configured"};
+  if (asked == WriteCache::is_protected) {
+    // Writes into holes and fresh extents change the file system's own records, which only a sync keeps.
+    if (device.sparse) return {true, true, "a sparse file needs syncs, whatever its disk does"};
+    return {false, false, "as configured"};
+  }
+  if (!device.volatile_cache) return {false, false, "the kernel says that the device writes through"};
+  return {true, false, device.block_device ? "the kernel says that the device has a write cache" : "a file"};
+}
+
 bool ChunkStore::Impl::flushes_device() const {
-  if (options.write_cache == WriteCache::automatic) return device.volatile_cache;
-  return options.write_cache == WriteCache::is_volatile;
+  return choose_cache_mode(device, options.write_cache).flushes;
 }
 
 Status ChunkStore::Impl::read_now(uint64_t offset, uint8_t* memory, uint32_t bytes) {
@@ -94,6 +104,7 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
     FFS_TRY_STATUS(read_now(kSuperblockOffset[i], blocks.get() + i * kBlock, kBlock));
   FFS_TRY(super, choose_superblock(blocks.get(), blocks.get() + kBlock, device_bytes));
   identity = identity_of(super);
+  device_bytes_found = device_bytes;
   if (identity.cluster != options.cluster) {
     return open_error(EXDEV, "the device belongs to another cluster",
                       "its cluster id begins with %02x%02x%02x%02x", super.cluster[0], super.cluster[1],
@@ -160,6 +171,15 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::stri
     return open_error(started.error().code, started.error().what, "%s: %s", path.c_str(), numbers.c_str());
   }
   return std::unique_ptr<ChunkStore>(new ChunkStore(std::move(impl)));
+}
+
+CacheMode ChunkStore::cache_mode() const {
+  return choose_cache_mode(impl_->device, impl_->options.write_cache);
+}
+
+uint64_t ChunkStore::unused_bytes() const {
+  const uint64_t whole = impl_->device_bytes_found / kBlock * kBlock;
+  return whole > impl_->super.size_bytes ? whole - impl_->super.size_bytes : 0;
 }
 
 }  // namespace ffs::engine

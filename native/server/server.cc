@@ -12,7 +12,7 @@ Server::~Server() {
   (void)stop();
 }
 
-Shard* Server::add_device(const std::string& path, Failure* failure) {
+Shard* Server::add_device(const std::string& path, const DeviceOptions& options, Failure* failure) {
   std::lock_guard lock(mutex_);
   if (started_ || stopped_) {
     *failure = {EINVAL, "devices are added before the server starts"};
@@ -21,6 +21,8 @@ Shard* Server::add_device(const std::string& path, Failure* failure) {
   ShardConfig config = base_;
   config.number = static_cast<uint32_t>(shards_.size());
   config.device_path = path;
+  config.write_cache = options.write_cache;
+  config.discard = options.discard;
   auto shard = Shard::open(config, failure);
   if (shard == nullptr) return nullptr;
   for (const TargetId id : shard->targets()) {
@@ -81,6 +83,21 @@ int Server::fence(ClientId client) {
 void Server::lease(uint64_t until_ms) {
   std::lock_guard lock(mutex_);
   for (auto& shard : shards_) shard->lease(until_ms);
+}
+
+void Server::set_spaces(const std::vector<SpacePolicy>& policies) {
+  std::lock_guard lock(mutex_);
+  for (auto& shard : shards_) shard->set_spaces(policies);
+}
+
+std::vector<SpaceUse> Server::space_use() {
+  std::lock_guard lock(mutex_);
+  std::vector<SpaceUse> all;
+  for (auto& shard : shards_) {
+    auto some = shard->space_use();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 int Server::release_target(TargetId target) {

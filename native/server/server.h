@@ -19,7 +19,12 @@ class Server {
   ~Server();
 
   // Opens and recovers a device; before start only. Null: *failure says why.
-  Shard* add_device(const std::string& path, Failure* failure);
+  struct DeviceOptions {
+    engine::WriteCache write_cache = engine::WriteCache::automatic;
+    engine::Discard discard = engine::Discard::automatic;
+  };
+  Shard* add_device(const std::string& path, const DeviceOptions& options, Failure* failure);
+  Shard* add_device(const std::string& path, Failure* failure) { return add_device(path, {}, failure); }
   int start();  // 0, EINVAL without a device, EALREADY
   void configure(const Routing& routing);
   std::vector<TargetReport> report();
@@ -28,6 +33,9 @@ class Server {
   int fence(ClientId client);  // 0 or the first errno
   // The manager's lease on this node, on craq's clock (CLOCK_BOOTTIME, ms).
   void lease(uint64_t until_ms);
+  // Of all shards' chains; replaces what was set before.
+  void set_spaces(const std::vector<SpacePolicy>& policies);
+  std::vector<SpaceUse> space_use();
   int release_target(TargetId target);  // 0 or ENOENT; returns before it is done
   // Readable when report() has news; reading its 8 bytes rearms it. The server's.
   int news_fd() const { return news_.get(); }

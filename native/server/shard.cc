@@ -15,6 +15,7 @@ namespace ffs::server {
 namespace {
 
 constexpr uint64_t kTickUs = 20000;
+constexpr uint64_t kUnusedWorthALine = 64ull << 20;
 constexpr uint64_t kLongStepUs = 1000;
 constexpr uint64_t kShutDownUs = 10u * 1000000;
 
@@ -77,11 +78,9 @@ Status Shard::open_all() {
   io::Options options;
   options.backend = config_.backend;
   FFS_TRY(io_, io::Io::create(options));
-  if (!io_->fallback_reason().empty()) {
-    log(LogLevel::kWarning, "shard %u works without io_uring: %s", config_.number,
-        io_->fallback_reason().c_str());
-  }
   engine::OpenOptions open_options;
+  open_options.write_cache = config_.write_cache;
+  open_options.discard = config_.discard;
   std::memcpy(open_options.cluster.data(), config_.cluster.data(), open_options.cluster.size());
   auto store = engine::ChunkStore::open(*io_, config_.device_path, open_options);
   if (!store.ok()) {
@@ -89,6 +88,7 @@ Status Shard::open_all() {
     return store.error();
   }
   store_ = std::move(*store);
+  tell_choices();
   target_ids_ = store_->identity().targets;
   FFS_TRY(buffers_, Buffers::create(*io_, config_.pool_bytes));
   regions_ =
@@ -123,6 +123,27 @@ Status Shard::open_all() {
     local_listener_ = std::move(*local);
   }
   return ok_status();
+}
+
+// What was chosen for this device, and why.
+void Shard::tell_choices() const {
+  const char* path = config_.device_path.c_str();
+  const std::string& reason = io_->fallback_reason();
+  if (!reason.empty()) {
+    log(LogLevel::kWarning, "device %s: I/O by pread/pwrite threads: %s", path, reason.c_str());
+  } else {
+    log(LogLevel::kInfo, "device %s: I/O by %s (%s)", path, io::backend_name(io_->backend()),
+        config_.backend == io::Backend::pread ? "as configured" : "io_uring works here");
+  }
+  const engine::CacheMode cache = store_->cache_mode();
+  log(cache.overruled || !cache.flushes ? LogLevel::kWarning : LogLevel::kInfo,
+      "device %s: write cache %s (%s)", path,
+      cache.flushes ? "volatile: flushed before acknowledging" : "protected: no flush", cache.why);
+  if (const uint64_t unused = store_->unused_bytes(); unused >= kUnusedWorthALine) {
+    log(LogLevel::kWarning,
+        "device %s: %llu bytes more than the store uses: ffs device grow takes them in, offline", path,
+        static_cast<unsigned long long>(unused));
+  }
 }
 
 // --- passes ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@
 #include "server/session.h"
 #include "server/share.h"
 #include "server/slab.h"
+#include "server/spaces.h"
 
 namespace ffs::server {
 
@@ -39,6 +40,8 @@ struct ShardConfig {
   uint64_t incarnation = 0;
   std::array<uint8_t, 16> cluster{};
   std::string device_path;
+  engine::WriteCache write_cache = engine::WriteCache::automatic;
+  engine::Discard discard = engine::Discard::automatic;
   std::string bind_host;   // numeric
   uint16_t port = 0;       // 0: any
   std::string socket_dir;  // empty: no `local`
@@ -115,6 +118,9 @@ class Shard {
   ShardMetrics metrics();
   int fence(ClientId client);  // 0 or a positive errno; durable on return
   void lease(uint64_t until_ms);
+  // Replaces what is known of quotas and times to live; of chains that aren't here too.
+  void set_spaces(const std::vector<SpacePolicy>& policies);
+  std::vector<SpaceUse> space_use();
   // The target leaves its chain and drops what it has; false: it isn't this shard's.
   bool release_target(TargetId target);
   // Ends connections, lets operations finish, closes the store (a last snapshot). 0 or errno.
@@ -135,6 +141,7 @@ class Shard {
   // --- shard.cc: thread, passes, control
   void main();
   Status open_all();
+  void tell_choices() const;
   void pass();
   void tick();
   void io_pass();
@@ -157,6 +164,9 @@ class Shard {
   TargetReport report_of(TargetId id) const;
   void signal_news();
   void look_for_news(Target& target);
+
+  // --- eviction.cc: spaces with a quota or a time to live
+  void account_spaces();
 
   // --- connections.cc
   static void on_accept(io::Poll* poll);
@@ -341,6 +351,7 @@ class Shard {
   uint64_t manager_ms_ = 0;
   uint64_t routing_epoch_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Target>> targets_;
+  Spaces spaces_;
 
   Slab<Session> sessions_;
   Slab<Request> requests_;
