@@ -64,6 +64,14 @@ class FlatMap {
     }
   }
 
+  // The same with values that f may change.
+  template <typename F>
+  void update_each(F f) {
+    for (Slot& slot : slots_) {
+      if (slot.used) f(slot.key, slot.value);
+    }
+  }
+
   // Removes all for which f(key, value) is true.
   template <typename F>
   void erase_if(F f) {

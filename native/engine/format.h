@@ -251,7 +251,8 @@ static_assert(sizeof(OpenedRecord) == 16);
 struct ChunkRecord {
   ChunkKey key;
   DiskImage image;
-  uint64_t accessed_ms;  // reserved for eviction; 0: unknown
+  uint32_t accessed;         // the last use, in 64 ms since created_ms, from 1 on; 0: unknown
+  uint32_t accessed_before;  // the use before that; 0: none, or unknown
   uint16_t overlay_count;
   uint8_t reserved[6];
 };

@@ -125,10 +125,11 @@ struct Chunk {
   uint32_t left = 0;
   uint32_t right = 0;
   uint32_t live = 0;
+  Access access;
   uint16_t target = 0;
   uint16_t reserved = 0;
 };
-static_assert(sizeof(Chunk) == 112);
+static_assert(sizeof(Chunk) == 120);
 
 class Index {
  public:
@@ -146,6 +147,11 @@ class Index {
   uint32_t lower_bound(uint16_t target, const ChunkKey& key, bool strictly) const;
   // The last chunk with (target, key) <= the given one; 0: none.
   uint32_t floor(uint16_t target, const ChunkKey& key) const;
+
+  // f(chunk) from the first chunk with (target, key) >= the given one on (`strictly`: >), in order, until
+  // it returns false. f doesn't change the tree.
+  template <typename F>
+  void walk(uint16_t target, const ChunkKey& key, bool strictly, F f) const;
 
   Live& live(uint32_t chunk);  // made if absent
   Live* live_if(uint32_t chunk) { return chunks_[chunk].live ? &lives_[chunks_[chunk].live] : nullptr; }
@@ -172,6 +178,8 @@ class Index {
   uint64_t priority(uint32_t chunk) const {
     return mix64(hash_of(chunks_[chunk].target, chunks_[chunk].key));
   }
+  // Far above what the tree's random shape gives to 2^32 chunks.
+  static constexpr uint32_t kMaxDepth = 256;
   void grow();
   void tree_insert(uint32_t chunk);
   void tree_erase(uint32_t chunk);
@@ -184,5 +192,26 @@ class Index {
   uint32_t size_ = 0;
   uint32_t root_ = 0;
 };
+
+template <typename F>
+void Index::walk(uint16_t target, const ChunkKey& key, bool strictly, F f) const {
+  uint32_t path[kMaxDepth];  // those above that come after, the next one last
+  uint32_t depth = 0;
+  auto push = [&](uint32_t chunk) {
+    FFS_CHECK(depth < kMaxDepth);
+    path[depth++] = chunk;
+  };
+  for (uint32_t at = root_; at != 0;) {
+    const int order = compare(target, key, chunks_[at]);
+    const bool comes = order < 0 || (order == 0 && !strictly);
+    if (comes) push(at);
+    at = comes ? chunks_[at].left : chunks_[at].right;
+  }
+  while (depth > 0) {
+    const uint32_t next = path[--depth];
+    if (!f(next)) return;
+    for (uint32_t at = chunks_[next].right; at != 0; at = chunks_[at].left) push(at);
+  }
+}
 
 }  // namespace ffs::engine

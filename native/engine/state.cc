@@ -21,11 +21,18 @@ class State::Accounting {
   void count(int sign) {
     const Chunk& chunk = state_.index[chunk_];
     state_.chunk_bytes_ += static_cast<uint64_t>(sign) * state_.chunk_record_bytes(chunk_);
+    if (!state_.accounts.empty()) count_space(chunk, sign);
     if (chunk.image.version.none()) return;
     TargetUsage& usage = state_.usage[chunk.target];
     usage.chunks += static_cast<uint64_t>(sign);
     usage.logical_bytes += static_cast<uint64_t>(sign) * chunk.image.logical;
     state_.committed_chunks += static_cast<uint64_t>(sign);
+  }
+  void count_space(const Chunk& chunk, int sign) {
+    SpaceAccount* account = state_.accounts.find({chunk.target, chunk.key.space()});
+    if (account == nullptr || !account->has_passed(chunk.key)) return;
+    account->allocated_bytes += static_cast<uint64_t>(sign) * state_.allocated_bytes(chunk_);
+    if (!chunk.image.version.none()) account->chunks += static_cast<uint64_t>(sign);
   }
   State& state_;
   uint32_t chunk_;
@@ -200,6 +207,7 @@ void State::commit_up_to(uint32_t chunk, size_t at) {
   Chunk& c = index[chunk];
   auto& pendings = index.live(chunk).pendings;
   for (size_t i = 0; i <= at; i++) pending_done(chunk, pendings[i]);
+  if (c.image.version.none()) c.access = {now_stamp, 0};
   // The new image stays where it is meanwhile: dropping asks whether others share a slot.
   if (!c.image.version.none()) drop_image(chunk, c.image);
   for (size_t i = 0; i < at; i++) drop_image(chunk, pendings[i].image);
@@ -351,6 +359,7 @@ const char* State::install(uint16_t target, const StageRecord& record, std::span
       }
       pendings.erase(pendings.begin(), pendings.begin() + static_cast<ptrdiff_t>(dropped));
     }
+    if (index[chunk].image.version.none()) index[chunk].access = {now_stamp, 0};
     if (!index[chunk].image.version.none()) drop_image(chunk, index[chunk].image);
     if (unknown_.size() != 0) unknown_.erase(chunk);
     image.sums = index.sums.add(image.granules());
@@ -413,6 +422,7 @@ const char* State::restore_chunk(uint16_t target, const ChunkView& view,
   image.overlay = chain_overlays(0, overlays);
   raise_high(image, overlays);
   index[chunk].image = image;
+  index[chunk].access = {view.fixed.accessed, view.fixed.accessed_before};
   account_place(chunk, index[chunk].image);
   if (!view.unknown.empty()) unknown_[chunk].assign(view.unknown.begin(), view.unknown.end());
   return nullptr;
@@ -466,6 +476,8 @@ void State::encode_chunk_and_pendings(uint32_t chunk, Writer& writer, uint32_t* 
     ChunkRecord fixed{};
     fixed.key = c.key;
     fixed.image = to_disk(c.image);
+    fixed.accessed = c.access.last;
+    fixed.accessed_before = c.access.previous;
     fixed.overlay_count = static_cast<uint16_t>(list.size());
     const auto* unknown = unknown_.size() != 0 ? unknown_.find(chunk) : nullptr;
     std::span<const uint8_t> extra;

@@ -45,6 +45,15 @@ struct SpaceKey {
 struct SpaceKeyHash {
   size_t operator()(const SpaceKey& k) const { return mix64(k.space ^ mix64(k.target)); }
 };
+// The use of one space, kept up to date by every change of its chunks that the first walk has passed.
+struct SpaceAccount {
+  uint64_t chunks = 0;
+  uint64_t allocated_bytes = 0;
+  bool started = false;  // the cursor stands on the last chunk counted
+  bool complete = false;
+  ChunkKey cursor;
+  bool has_passed(const ChunkKey& key) const { return complete || (started && key <= cursor); }
+};
 struct NumberHash {
   size_t operator()(uint64_t n) const { return mix64(n); }
 };
@@ -81,6 +90,14 @@ class State {
   void set_chain_state(uint16_t target, std::span<const uint8_t> state);
   void drop_retry(uint16_t target);
   void drop_tables(uint16_t target);  // retry entries, space epochs, chain state
+
+  // --- use.
+  void touch(uint32_t chunk, uint32_t stamp);
+  void account_spaces(uint16_t target, std::span<const uint64_t> wanted);
+  // Goes on with counting, at most `limit` chunks. False: something is left.
+  bool step_accounts(uint32_t limit);
+  // Bytes of the slots that versions of the chunk name.
+  uint64_t allocated_bytes(uint32_t chunk) const;
 
   // --- writing out.
   // The newest-first chain from `overlay` down to `until` (excluded), oldest first.
@@ -121,6 +138,8 @@ class State {
   FlatMap<SpaceKey, SpaceEpoch, SpaceKeyHash> spaces;
   std::vector<std::vector<uint8_t>> chain_states;
   std::vector<TargetUsage> usage;
+  FlatMap<SpaceKey, SpaceAccount, SpaceKeyHash> accounts;
+  uint32_t now_stamp = 0;  // what new chunks begin with (Access)
   uint64_t committed_chunks = 0;
   StateListener* listener;
   std::vector<RetryChange>* deferred_retry = nullptr;  // collects instead of applying

@@ -58,6 +58,7 @@ void ChunkStore::Impl::pump() {
   if (closing) return;
   StepTimer timer(counters);
   step_release();
+  if (accounts_unfinished) step_accounts();
   retry_waiting();
   pump_apply();
   if (flush_wanted && !journal->busy() && !poisoned) {
