@@ -15,13 +15,13 @@ from ffs.errors import BadHandle, InvalidArgument
 
 __all__ = [
     "DISCARDS",
+    "WRITE_CACHES",
     "NativeServer",
     "ShardInfo",
     "ShardMetrics",
     "SpacePolicy",
     "SpaceUse",
     "TargetReport",
-    "WRITE_CACHES",
     "clock_ms",
 ]
 

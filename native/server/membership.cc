@@ -121,6 +121,8 @@ Target* Shard::take_target(TargetId id, ChainId chain) {
   target->shard = this;
   target->view = std::make_unique<EngineView>(*store_, id, chain);
   target->replica = std::make_unique<craq::Replica>(id, chain, *target->view, options, now_ms_);
+  target->spaces = spaces_.take(id, chain);
+  account_spaces();
   give_lease(*target);
   return target.get();
 }
@@ -168,6 +170,8 @@ void Shard::begin_leaving(TargetId id) {
       static_cast<unsigned long long>(id.value), target->chain.value);
   target->leaving = true;
   scrubber_->forget(id);
+  spaces_.drop(id);
+  target->spaces = nullptr;
   end_waiting(*target);
   go_on_leaving(*target);
 }

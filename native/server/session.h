@@ -19,6 +19,7 @@
 namespace ffs::server {
 
 class Shard;
+class TargetSpaces;
 struct Target;
 struct Session;
 
@@ -202,6 +203,7 @@ struct Target {
   uint32_t under_way = 0;                 // effects with an op that haven't been told as completed
   bool leaving = false;                   // released: its replica hears nothing any more, or is gone
   craq::ReplicaStatus told;               // what the manager was woken for last
+  TargetSpaces* spaces = nullptr;         // while it is in a chain
 };
 
 }  // namespace ffs::server

@@ -1,0 +1,77 @@
+// Which spaces of a shard's targets the manager has said something about: quota, time to live, whether they
+// may be evicted from; and what is counted of each (docs/craq.md, Eviction). One shard thread; no I/O.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace ffs::server {
+
+// What the manager has said of a space on a chain.
+struct SpacePolicy {
+  uint64_t space = 0;
+  ChainId chain;
+  bool evictable = false;
+  uint64_t quota_bytes = 0;  // of the space on that chain, as allocated on one replica; 0: none
+  uint64_t ttl_ms = 0;       // of updates that carry no expiry; 0: none
+};
+
+// One space on one target. The counters begin with the process.
+struct HeldSpace {
+  SpacePolicy policy;
+  uint64_t hits = 0;  // uses of chunks that were there, at this target
+  uint64_t evicted_chunks = 0, evicted_bytes = 0;
+};
+
+// What a target holds of a space for which there is a policy.
+struct SpaceUse {
+  TargetId target;
+  uint64_t space = 0;
+  uint64_t chunks = 0, bytes = 0;  // committed; as allocated
+  uint64_t evicted_chunks = 0, evicted_bytes = 0;
+  uint64_t hits = 0;
+  bool ready = false;  // chunks and bytes count all of it
+};
+
+// The spaces of one target for which there are policies, by their ids. Records stay in place while their
+// policy stays.
+class TargetSpaces {
+ public:
+  TargetSpaces(TargetId target, ChainId chain) : target_(target), chain_(chain) {}
+  TargetId target() const { return target_; }
+  ChainId chain() const { return chain_; }
+  HeldSpace* find(uint64_t space);  // null: no policy
+  std::span<const std::unique_ptr<HeldSpace>> all() const { return spaces_; }
+  const std::vector<uint64_t>& ids() const { return ids_; }  // sorted
+
+ private:
+  friend class Spaces;
+  // `policies`: all of the shard, sorted by chain and space. False: the same spaces as before.
+  bool take(std::span<const SpacePolicy> policies);
+
+  TargetId target_;
+  ChainId chain_;
+  std::vector<std::unique_ptr<HeldSpace>> spaces_;
+  std::vector<uint64_t> ids_;
+};
+
+class Spaces {
+ public:
+  // Replaces all policies. Of two for one (space, chain) the last counts.
+  void set(std::vector<SpacePolicy> policies);
+  // The target is in that chain; made if it is new. Points to what stays until drop().
+  TargetSpaces* take(TargetId target, ChainId chain);
+  void drop(TargetId target);
+  const std::map<TargetId, TargetSpaces>& targets() const { return targets_; }
+  std::map<TargetId, TargetSpaces>& targets() { return targets_; }
+
+ private:
+  std::vector<SpacePolicy> policies_;  // sorted by chain and space
+  std::map<TargetId, TargetSpaces> targets_;
+};
+
+}  // namespace ffs::server
