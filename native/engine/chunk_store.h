@@ -335,6 +335,14 @@ CacheMode choose_cache_mode(const io::Device& device, WriteCache asked);
 // Whether freed slabs are given back to the device. automatic: where the device can do it (io/device.h).
 enum class Discard : uint8_t { automatic, off, on };
 
+// Recovery found the slot of a chunk to be another's already, or none of the device's.
+struct SlotClash {
+  TargetId target;
+  ChunkKey key;
+  uint64_t place = 0;  // device block of 4 KiB
+  uint8_t place_class = 0;
+};
+
 struct OpenOptions {
   Uuid cluster{};  // refused with EXDEV if the device belongs to another
   WriteCache write_cache = WriteCache::automatic;
@@ -343,6 +351,8 @@ struct OpenOptions {
   size_t overlay_bytes = 16u << 20;  // small updates that wait to be applied in place
   uint32_t max_apply_in_flight = 8;
   uint32_t release_step_chunks = 128;  // of release_target(), in one pass: well under a millisecond
+  // For offline checks of a copy: clashes are listed here instead of refusing the device.
+  std::vector<SlotClash>* clashes = nullptr;
 };
 
 // Canary mutants, for the crash tests only: each takes one rule out (docs/style.md, Mutants).
@@ -396,6 +406,12 @@ struct DeviceIdentity {
   uint32_t sector_bytes = 0;
   uint64_t features_compat = 0, features_ro_compat = 0, features_incompat = 0;
   std::string written_by;  // program version that formatted it
+  uint64_t superblock_sequence = 0;
+  uint64_t slabs = 0;
+  uint64_t snapshot_id = 0;  // 0: none yet
+  uint64_t snapshot_ms = 0;  // Unix time of its completion; 0: unknown
+  uint64_t snapshot_used_bytes = 0;
+  uint64_t snapshot_area_bytes = 0;
 };
 
 struct SpaceStats {

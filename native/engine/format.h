@@ -67,10 +67,11 @@ struct Superblock {
   uint32_t target_count;
   uint32_t reserved2;
   uint64_t targets[128];
-  uint8_t rest[2800];
+  uint64_t snapshot_ms;  // Unix time when the snapshot was completed; 0: unknown
+  uint8_t rest[2792];
 };
 static_assert(sizeof(Superblock) == kBlock);
-static_assert(offsetof(Superblock, targets) == 272);
+static_assert(offsetof(Superblock, targets) == 272 && offsetof(Superblock, snapshot_ms) == 1296);
 
 // Before every journal block and snapshot slice.
 struct BlockHeader {

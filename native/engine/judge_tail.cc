@@ -159,7 +159,10 @@ Status Recovery::rebuild_allocator() {
       }
     }
     for (const auto& [place, place_class] : places) {
-      if (!s_.allocator->claim(place, place_class)) {
+      if (s_.allocator->claim(place, place_class)) continue;
+      if (s_.options.clashes != nullptr) {
+        s_.options.clashes->push_back({s_.identity.targets[chunk.target], chunk.key, place, place_class});
+      } else {
         return open_error(EBADMSG, "two chunks name one slot", "slot at byte %llu of the device",
                           number_of(place * kBlock));
       }

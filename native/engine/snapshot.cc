@@ -176,6 +176,7 @@ void ChunkStore::Impl::snapshot_progress(uint64_t block, uint64_t sync) {
   next.replay_block = snap.position.block;
   next.replay_record = snap.position.record;
   next.replay_incarnation = incarnation;
+  next.snapshot_ms = unix_ms();
   seal_superblock(&next);
   std::memcpy(super_buffer, &next, sizeof next);
   snap.op.done = [](io::Op* op) {

@@ -93,9 +93,7 @@ Superblock make_superblock(const FormatOptions& options, uint64_t size_bytes, ui
   std::memcpy(super.cluster, options.cluster.data(), 16);
   std::memcpy(super.device, device.data(), 16);
   super.store_id = random_u64();
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  super.created_ms = static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
+  super.created_ms = unix_ms();
   super.size_bytes = size_bytes;
   super.sector_bytes = sector_bytes;
   super.slab_bytes = kSlabBytes;
@@ -179,6 +177,12 @@ const std::string& ChunkStore::last_open_message() {
   return t_open_message;
 }
 
+uint64_t unix_ms() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
+}
+
 void seal_superblock(Superblock* super) {
   super->crc = 0;
   super->crc = crc32c(super, sizeof *super);
@@ -246,6 +250,12 @@ DeviceIdentity identity_of(const Superblock& super) {
   identity.features_ro_compat = super.ro_compat;
   identity.features_incompat = super.incompat;
   identity.written_by = super.written_by;
+  identity.superblock_sequence = super.sequence;
+  identity.slabs = super.slab_count;
+  identity.snapshot_id = super.snapshot_id;
+  identity.snapshot_ms = super.snapshot_ms;
+  identity.snapshot_used_bytes = super.snapshot_area == kNoArea ? 0 : super.snapshot_used;
+  identity.snapshot_area_bytes = super.snapshot_bytes;
   return identity;
 }
 

@@ -29,6 +29,7 @@ Error open_error(int code, const char* what, const char* format, ...) __attribut
 Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_t device_bytes);
 DeviceIdentity identity_of(const Superblock& super);
 void seal_superblock(Superblock* super);
+uint64_t unix_ms();
 
 enum QueueMode : uint8_t { kUpdateMode = 0, kInstallMode = 1, kEraseMode = 2 };
 enum OpKindOfStore : uint8_t { kPlainOp = 0, kStageKind = 1, kReadKind = 2 };
