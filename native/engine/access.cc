@@ -1,6 +1,7 @@
 // What eviction needs to know: when chunks were used, what spaces take, samples of their chunks.
 #include <algorithm>
 
+#include "engine/access.h"
 #include "engine/store_impl.h"
 
 namespace ffs::engine {
@@ -151,16 +152,14 @@ ChunkSample sample_of(const Chunk& chunk) {
 
 }  // namespace
 
-uint32_t ChunkStore::sample(TargetId target, uint64_t space, uint64_t seed, std::span<ChunkSample> out) const {
-  const int number = impl_->target_index(target);
-  if (number < 0 || out.empty()) return 0;
-  const auto own = static_cast<uint16_t>(number);
-  const Index& index = impl_->state->index;
+uint32_t sample_space(const Index& index, uint16_t target, uint64_t space, uint64_t seed,
+                      std::span<ChunkSample> out) {
+  if (out.empty()) return 0;
   std::array<uint8_t, 16> ones;
   ones.fill(0xff);
-  const uint32_t first = index.lower_bound(own, ChunkKey::of(space, {}), false);
-  const uint32_t last = index.floor(own, ChunkKey::of(space, ones));
-  if (first == 0 || last == 0 || index[first].target != own || index[first].key.space() != space) return 0;
+  const uint32_t first = index.lower_bound(target, ChunkKey::of(space, {}), false);
+  const uint32_t last = index.floor(target, ChunkKey::of(space, ones));
+  if (first == 0 || last == 0 || index[first].target != target || index[first].key.space() != space) return 0;
   // Between the ends, so that spaces whose keys fill a part of the range only are met everywhere too.
   const Wide low = number_of_key(index[first].key), high = number_of_key(index[last].key);
   Wide random = Wide{mix64(seed)} << 64 | mix64(seed ^ 0x9e3779b97f4a7c15);
@@ -171,13 +170,21 @@ uint32_t ChunkStore::sample(TargetId target, uint64_t space, uint64_t seed, std:
     if (!index[chunk].image.version.none()) out[count++] = sample_of(index[chunk]);
     return count < out.size();
   };
-  index.walk(own, from, false, [&](uint32_t chunk) {
-    return index[chunk].target == own && index[chunk].key.space() == space && take(chunk);
+  index.walk(target, from, false, [&](uint32_t chunk) {
+    return index[chunk].target == target && index[chunk].key.space() == space && take(chunk);
   });
   if (count == out.size()) return count;
-  index.walk(own, ChunkKey::of(space, {}), false,
-             [&](uint32_t chunk) { return index[chunk].target == own && index[chunk].key < from && take(chunk); });
+  index.walk(target, ChunkKey::of(space, {}), false, [&](uint32_t chunk) {
+    return index[chunk].target == target && index[chunk].key < from && take(chunk);
+  });
   return count;
+}
+
+uint32_t ChunkStore::sample(TargetId target, uint64_t space, uint64_t seed,
+                            std::span<ChunkSample> out) const {
+  const int number = impl_->target_index(target);
+  if (number < 0) return 0;
+  return sample_space(impl_->state->index, static_cast<uint16_t>(number), space, seed, out);
 }
 
 }  // namespace ffs::engine

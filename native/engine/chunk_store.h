@@ -426,6 +426,7 @@ struct SpaceStats {
 struct Access {
   uint32_t last = 0;
   uint32_t previous = 0;  // the use before that; 0: none, or unknown
+  friend constexpr bool operator==(const Access&, const Access&) = default;
 };
 
 constexpr uint32_t kStampMs = 64;
