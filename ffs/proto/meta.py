@@ -49,6 +49,12 @@ SET_GID: Final = 4
 SET_MTIME: Final = 8
 SET_MTIME_NOW: Final = 16
 
+# What SetKvSpace sets.
+SET_QUOTA: Final = 1
+SET_TTL: Final = 2
+SET_EVICTABLE: Final = 4
+MAX_BOUND: Final = (1 << 62) - 1  # of quota_bytes and ttl_ms
+
 _DEFAULT_CREDS = Creds()
 
 
@@ -419,7 +425,7 @@ class RemoveTree(Request, tag=58, kw_only=True):
 
 class KvCreate(Request, tag=60, kw_only=True):
     """Makes a KV space at `path`; it needs `exist_ok` and equal geometry to be content with one that
-    exists. Answer: KvOpened."""
+    exists (whose quota, TTL and flags stay as they are). Answer: KvOpened."""
 
     path: bytes
     params: KvParams
@@ -441,6 +447,18 @@ class KvOpened(Message, tag=62, kw_only=True):
     capability: bytes
     capability_expiry_ms: int
     created: bool = False
+
+
+class SetKvSpace(Request, tag=63, kw_only=True):
+    """Changes bounds of a KV space, as its owner or root; servers follow within seconds. `what` is a sum of
+    SET_QUOTA, SET_TTL, SET_EVICTABLE. Answer: StatReply."""
+
+    path: bytes = b""
+    ino: int = 0
+    what: int = 0
+    quota_bytes: int = 0  # 0: none
+    ttl_ms: int = 0  # 0: none
+    evictable: bool = True
 
 
 REQUESTS = (
@@ -472,6 +490,7 @@ REQUESTS = (
     | RemoveTree
     | KvCreate
     | KvOpen
+    | SetKvSpace
 )
 
 REPLIES = (
@@ -524,4 +543,5 @@ REPLY_OF: dict[type[Request], type[Message]] = {
     RemoveTree: OkReply,
     KvCreate: KvOpened,
     KvOpen: KvOpened,
+    SetKvSpace: StatReply,
 }

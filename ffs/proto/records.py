@@ -28,17 +28,17 @@ ROOT_INO: Final = 1
 
 
 class KvParams(Struct, array_like=True, frozen=True, gc=False):
-    """Geometry and bounds of a KV space, fixed at creation (quota and TTL may change)."""
+    """Geometry and bounds of a KV space. Geometry is fixed at creation; quota, TTL and flags may change."""
 
     block_bytes: int  # largest payload of a block
     parts: int = 1  # equal ranges of a block that are read by themselves (layers)
-    quota_bytes: int = 0  # 0: none; over all chains
+    quota_bytes: int = 0  # 0: none; over all chains, as allocated on one replica
     ttl_ms: int = 0  # 0: none; in manager time
     identity: bytes = b""  # hash of model and layout identity that all users must agree on
-    flags: int = 0  # 1: evictable
+    flags: int = 0  # KV_EVICTABLE
 
 
-KV_EVICTABLE: Final = 1
+KV_EVICTABLE: Final = 1  # blocks may be dropped to make room; without it a full space refuses new ones
 
 
 class Inode(Struct, array_like=True, gc=False, kw_only=True):
@@ -63,6 +63,14 @@ class Dirent(Struct, array_like=True, gc=False):
     v: int
     ino: int
     type: int
+
+
+class KvIndexEntry(Struct, array_like=True, gc=False, kw_only=True):
+    """A KV space that a name leads to, for the manager: a copy of what its inode says. Key: its inode id."""
+
+    v: int = 1
+    layout: Layout
+    kv: KvParams
 
 
 class ClientSession(Struct, array_like=True, gc=False, kw_only=True):

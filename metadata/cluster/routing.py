@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -107,9 +108,21 @@ class View:
 
     def table_routes(self) -> tuple[TableRoute, ...]:
         return tuple(
-            TableRoute(id=t.id, name=t.name, version=t.version, replicas=t.replicas, chains=t.chains)
+            TableRoute(
+                id=t.id, name=t.name, version=t.version, replicas=t.replicas, chains=t.chains, role=t.role
+            )
             for _, t in sorted(self.tables.items())
         )
+
+
+def default_table(tables: Iterable[TableRecord], role: str) -> TableRecord | None:
+    """The table of what names none and asks for `role`: the first one of that role, else the one named
+    default, else the first one; but never one of another role. `tables`: by id."""
+    tables = list(tables)
+    fitting = [table for table in tables if role and table.role == role]
+    plain = [table for table in tables if not table.role]
+    named = [table for table in plain if table.name == DEFAULT_TABLE]
+    return next(iter([*fitting, *named, *plain]), None)
 
 
 class RoutingCache:
@@ -120,7 +133,7 @@ class RoutingCache:
         self._clock = clock
         self.view = View()
         self._reply: RoutingReply | None = None
-        self._tables: dict[tuple[int, int], TableView | None] = {}
+        self._tables: dict[tuple[int, int, str], TableView | None] = {}
         self._decoded: dict[bytes, tuple[bytes, object]] = {}  # by key, of the last view
         self._waiters: set[asyncio.Future[None]] = set()
         self._lock = asyncio.Lock()
@@ -194,18 +207,17 @@ class RoutingCache:
     def manager_time_ms(self) -> int:
         return self._clock.now_ms()
 
-    def table(self, table: int, version: int = 0) -> TableView | None:
+    def table(self, table: int, version: int = 0, *, role: str = "") -> TableView | None:
         """Asked at every creation: answered from a dictionary that lasts as long as the view."""
-        key = (table, version)
+        key = (table, version, role)
         if key not in self._tables:
-            self._tables[key] = self._find_table(table, version)
+            self._tables[key] = self._find_table(table, version, role)
         return self._tables[key]
 
-    def _find_table(self, table: int, version: int) -> TableView | None:
+    def _find_table(self, table: int, version: int, role: str) -> TableView | None:
         view = self.view
         if table == 0:
-            named = [t for t in view.latest.values() if t.name == DEFAULT_TABLE]
-            record = named[0] if named else next(iter(view.latest.values()), None)
+            record = default_table(view.latest.values(), role)
         elif version == 0:
             record = view.latest.get(table)
         else:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ffs import errors
 from ffs.layout import Layout, check_layout
+from ffs.proto.cluster import ROLE_BULK, ROLE_KV
 from ffs.proto.common import (
     CAPABILITY_FILE,
     CAPABILITY_KV,
@@ -22,7 +23,7 @@ from ffs.proto.records import DIRECTORY, FILE, KV_SPACE, SYMLINK, Dirent, Garbag
 from metadata.fs import ids as ids_module
 from metadata.fs.chunks import Chunks
 from metadata.fs.ids import Ids
-from metadata.fs.ports import ChainPort, ClusterPort
+from metadata.fs.ports import ChainPort, ClusterPort, TableView
 from metadata.fs.schema import (
     SUB_CTIME,
     SUB_ENTRIES,
@@ -37,6 +38,7 @@ from metadata.fs.schema import (
     signed,
     unsigned,
 )
+from metadata.fs.spaces import forget_space
 from metadata.kv.contract import Store, Transaction
 
 CAPABILITY_TTL_MS: Final = 10 * 60 * 1000  # manager time
@@ -78,16 +80,28 @@ class Core:
 
     # --- layouts ---
 
-    def choose_layout(self, inherited: Layout | None, choice: LayoutChoice | None, ino: int) -> Layout:
-        """The layout of a new file or KV space. InvalidArgument with the reason, or ChainUnavailable if
-        the cluster has no storage yet."""
+    def default_table(self, role: str, path: bytes | None = None) -> TableView:
+        """The table of what names none: that of `role`, else the one of no role. ChainUnavailable."""
+        view = self.cluster.table(0, role=role)
+        if view is None:
+            what = "KV spaces" if role == ROLE_KV else "files"
+            raise errors.ChainUnavailable(
+                f"the cluster has no chain table for {what} yet: start storage servers, and make one "
+                f"(ffs cluster table create NAME --role {role}, or without --role)",
+                path,
+            )
+        return view
+
+    def choose_layout(
+        self, inherited: Layout | None, choice: LayoutChoice | None, ino: int, role: str = ROLE_BULK
+    ) -> Layout:
+        """The layout of a new file, or, `role` ROLE_KV, of a KV space. InvalidArgument with the reason, or
+        ChainUnavailable if the cluster has no storage for it yet."""
         choice = choice or NO_CHOICE
         table = choice.table or (inherited.table if inherited else 0)
-        view = self.cluster.table(table)
+        view = self.cluster.table(table) if table else self.default_table(role)
         if view is None:
-            if table:
-                raise errors.InvalidArgument(f"there is no chain table {table}: see `ffs status`")
-            raise errors.ChainUnavailable("the cluster has no chain table yet: start storage servers")
+            raise errors.InvalidArgument(f"there is no chain table {table}: see `ffs cluster table ls`")
         size = choice.chunk_size or (inherited.chunk_size if inherited else 0) or view.chunk_size
         stripe = choice.stripe if choice.stripe >= 0 else inherited.stripe if inherited else -1
         layout = Layout(view.id, view.version, ino, size, view.stripe if stripe < 0 else stripe)
@@ -142,6 +156,8 @@ class Core:
         else:
             txn.add(key + SUB_LINKS, -1)
             txn.set(garbage_key(ino), encode(Garbage(type=inode.type, since_ns=now)))
+            if inode.type == KV_SPACE:
+                forget_space(txn, ino)
 
     def new_inode(self, kind: int, mode: int, creds: Creds, container: Inode, now: int, **more: Any) -> Inode:
         """With the group of a setgid directory, as POSIX has it."""

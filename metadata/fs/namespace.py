@@ -31,7 +31,7 @@ from metadata.fs.ops import (
     truncate,
     unlink,
 )
-from metadata.fs.schema import HEADER_KEY, Reader, decode_header, encode, inode_key
+from metadata.fs.schema import HEADER_KEY, KV_INDEX_COMPLETE, Reader, decode_header, encode, inode_key
 from metadata.fs.trim import finish
 from metadata.kv.contract import Conflict, Snapshot, Store, TooOld, Transaction, UnknownResult
 
@@ -72,6 +72,7 @@ WRITES: Final[dict[type[Message], ReadOp]] = {
     meta.SymLink: link.symlink,
     meta.Unlink: unlink.unlink,
     meta.RmDir: unlink.rmdir,
+    meta.SetKvSpace: kvspace.set_space,
 }
 # Writing, and giving a capability.
 PROOF_WRITES: Final[dict[type[Message], ProofOp]] = {
@@ -113,6 +114,7 @@ async def format_store(
         )
         txn.set(HEADER_KEY, encode(header))
         txn.set(inode_key(ROOT_INO), encode(root))
+        txn.set(KV_INDEX_COMPLETE, b"\x01")
         return header
 
     header = await store.run(body)

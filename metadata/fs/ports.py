@@ -26,9 +26,10 @@ class ClusterPort(Protocol):
     def manager_time_ms(self) -> int:
         """Manager time: never goes back."""
 
-    def table(self, table: int, version: int = 0) -> TableView | None:
-        """A chain table at `version` (0: the present one); table 0 is the default one. None: there is
-        no such table (yet)."""
+    def table(self, table: int, version: int = 0, *, role: str = "") -> TableView | None:
+        """A chain table at `version` (0: the present one). Table 0 is the one for what names none: the
+        first table of `role`, else the default among those without a role. None: there is no such table
+        (yet)."""
 
     def space_bytes(self, table: int) -> tuple[int, int]:
         """(total, free) usable bytes of a table: after replication."""

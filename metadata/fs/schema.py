@@ -21,6 +21,8 @@
     g ino8                         to be collected
     t ino8                         truncation whose chunks aren't cut yet
     k kind shard1                  counter: blocks of ids given out
+    q ino8                         index of KV spaces: those that a name leads to
+    Qc, Qd                         counter: changes of that index; present once it is complete
     c ...                          the cluster manager's
 
 Numbers in keys are big endian, counters little-endian u64. Ids of one block of 256 lie together, so that
@@ -150,6 +152,15 @@ def trim_key(ino: int) -> bytes:
     return _ID(b"t", ino)
 
 
+def kv_index_key(ino: int) -> bytes:
+    return _ID(b"q", ino)
+
+
+KV_INDEX: Final = b"q"
+KV_INDEX_CHANGES: Final = b"Qc"  # counter
+KV_INDEX_COMPLETE: Final = b"Qd"  # set once every KV space is in the index
+
+
 def ids_key(kind: bytes, shard: int) -> bytes:
     return b"k" + kind + bytes([shard])
 
@@ -169,6 +180,7 @@ decode_slot: Final = msgspec.msgpack.Decoder(records.RetrySlot).decode
 decode_garbage: Final = msgspec.msgpack.Decoder(records.Garbage).decode
 decode_trim: Final = msgspec.msgpack.Decoder(records.Trim).decode
 decode_fence: Final = msgspec.msgpack.Decoder(records.FencedClient).decode
+decode_kv_index: Final = msgspec.msgpack.Decoder(records.KvIndexEntry).decode
 decode_header: Final = msgspec.msgpack.Decoder(records.StoreHeader).decode
 
 

@@ -24,6 +24,7 @@ class FakeCluster:
 
     def __init__(self, chains: int = 5) -> None:
         self.time_ms = 1000
+        self.defaults: dict[str, int] = {}  # by role; others take table 1
         self.tables = {
             1: TableView(1, "default", 1, tuple(range(100, 100 + chains)), 3, 4096),
             2: TableView(2, "single", 1, (7,), 1, 65536),
@@ -32,8 +33,8 @@ class FakeCluster:
     def manager_time_ms(self) -> int:
         return self.time_ms
 
-    def table(self, table: int, version: int = 0) -> TableView | None:
-        return self.tables.get(table or 1)
+    def table(self, table: int, version: int = 0, *, role: str = "") -> TableView | None:
+        return self.tables.get(table or self.defaults.get(role, 1))
 
     def space_bytes(self, table: int) -> tuple[int, int]:
         return 1 << 40, 1 << 39

@@ -1,17 +1,21 @@
-"""KV spaces: made and opened in the namespace; get and put never come here."""
+"""KV spaces: made, opened and bounded in the namespace; get and put never come here."""
 
 from __future__ import annotations
+
+import msgspec
 
 from ffs import errors
 from ffs.layout import MAX_CHUNK_BYTES
 from ffs.proto import meta
+from ffs.proto.cluster import ROLE_KV
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE, Creds
-from ffs.proto.records import KV_SPACE, Inode, KvParams
+from ffs.proto.records import KV_EVICTABLE, KV_SPACE, Inode, KvParams
 from metadata.fs.core import Core, attributes
 from metadata.fs.ops.open import check_alive
 from metadata.fs.ops.stat import resolve
-from metadata.fs.schema import Reader, encode, get_inode, inode_key
-from metadata.fs.walk import R, W, X, need, need_name, walk
+from metadata.fs.schema import SUB_CTIME, Reader, encode, garbage_key, get_inode, inode_key
+from metadata.fs.spaces import note_space
+from metadata.fs.walk import R, W, X, need, need_name, owns, walk
 from metadata.kv.contract import Transaction
 
 
@@ -22,10 +26,18 @@ def check_params(params: KvParams, path: bytes) -> None:
         raise errors.InvalidArgument(f"block size {size}: give 1 to {MAX_CHUNK_BYTES} bytes", path)
     if not 1 <= params.parts <= size or size % params.parts:
         raise errors.InvalidArgument(f"{params.parts} parts don't divide a block of {size} bytes", path)
-    if params.quota_bytes < 0 or params.ttl_ms < 0:
-        raise errors.InvalidArgument("quota and TTL aren't negative; 0 is none", path)
+    check_bounds(params, path)
     if len(params.identity) > 64:
         raise errors.InvalidArgument("identity: give a hash of at most 64 bytes", path)
+
+
+def check_bounds(params: KvParams, path: bytes) -> None:
+    """What may change. Raises InvalidArgument."""
+    for name, value in (("quota", params.quota_bytes), ("TTL", params.ttl_ms)):
+        if not 0 <= value <= meta.MAX_BOUND:
+            raise errors.InvalidArgument(f"{name} {value}: give 0 (none) to {meta.MAX_BOUND}", path)
+    if params.flags & ~KV_EVICTABLE:
+        raise errors.InvalidArgument(f"flags {params.flags:#x} aren't known to this version", path)
 
 
 async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: int) -> meta.KvOpened:
@@ -44,12 +56,13 @@ async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: i
     check_alive(found.parent_inode, req.path)
     ino = await core.inos.take()
     now = core.now_ns()
-    layout = core.choose_layout(found.parent_inode.layout, req.layout, ino)
+    layout = core.choose_layout(found.parent_inode.layout, req.layout, ino, ROLE_KV)
     inode = core.new_inode(
         KV_SPACE, req.mode & 0o777, req.creds, found.parent_inode, now, layout=layout, kv=req.params
     )
     proof, expiry = core.capability(capability, req.client, ino, inode, RIGHT_READ | RIGHT_WRITE)
     txn.set(inode_key(ino), encode(inode))
+    note_space(txn, ino, inode)
     core.add_entry(txn, found.parent, found.name, ino, KV_SPACE, now)
     return meta.KvOpened(
         ino=ino,
@@ -98,3 +111,30 @@ async def _opened(
         capability=proof,
         capability_expiry_ms=expiry,
     )
+
+
+async def set_space(core: Core, txn: Transaction, req: meta.SetKvSpace) -> meta.StatReply:
+    """Quota, TTL, whether it may be evicted from. Permission as for chmod: the owner, or root."""
+    ino, inode = await resolve(txn, req.creds, req.path, req.ino)
+    if inode.type != KV_SPACE or inode.kv is None:
+        raise errors.InvalidArgument("not a KV space", req.path)
+    if req.what & ~(meta.SET_QUOTA | meta.SET_TTL | meta.SET_EVICTABLE):
+        raise errors.InvalidArgument(f"bounds {req.what:#x} aren't known to this version", req.path)
+    if not owns(inode, req.creds):
+        raise errors.NotPermitted("only the owner may change the bounds of a KV space", req.path)
+    kv = inode.kv
+    if req.what & meta.SET_QUOTA:
+        kv = msgspec.structs.replace(kv, quota_bytes=req.quota_bytes)
+    if req.what & meta.SET_TTL:
+        kv = msgspec.structs.replace(kv, ttl_ms=req.ttl_ms)
+    if req.what & meta.SET_EVICTABLE:
+        flags = kv.flags & ~KV_EVICTABLE | (KV_EVICTABLE if req.evictable else 0)
+        kv = msgspec.structs.replace(kv, flags=flags)
+    check_bounds(kv, req.path)
+    if req.what:
+        inode = msgspec.structs.replace(inode, kv=kv)
+        txn.set(inode_key(ino), encode(inode))
+        txn.max(inode_key(ino) + SUB_CTIME, core.now_ns())
+        if await txn.get(garbage_key(ino)) is None:  # open still, but no name leads to it
+            note_space(txn, ino, inode)
+    return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))

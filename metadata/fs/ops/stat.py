@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ffs import errors
 from ffs.proto import meta
+from ffs.proto.cluster import ROLE_BULK
 from ffs.proto.common import Creds, ErrorReply, OkReply, error_reply
 from ffs.proto.records import SYMLINK, Inode
 from metadata.fs.core import Core, attributes
@@ -66,9 +67,10 @@ async def readlink(core: Core, reader: Reader, req: meta.ReadLink) -> meta.ReadL
 
 async def statfs(core: Core, reader: Reader, req: meta.StatFs) -> meta.StatFsReply:
     _, inode = await resolve(reader, req.creds, req.path, 0)
-    view = core.cluster.table(inode.layout.table if inode.layout else 0)
+    table = inode.layout.table if inode.layout else 0
+    view = core.cluster.table(table) if table else core.default_table(ROLE_BULK, req.path)
     if view is None:
-        raise errors.ChainUnavailable("the cluster has no chain table yet: start storage servers", req.path)
+        raise errors.ChainUnavailable(f"chain table {table} isn't known here yet", req.path)
     total, free = core.cluster.space_bytes(view.id)
     size = (inode.layout.chunk_size if inode.layout else 0) or view.chunk_size
     return meta.StatFsReply(

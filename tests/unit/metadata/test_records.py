@@ -36,6 +36,7 @@ RECORDS: dict[str, msgspec.Struct] = {
         type=3, mode=0o777, uid=1, gid=2, btime_ns=3, ctime_ns=4, target=b"../x\xff"
     ),
     "inode-kv": records.Inode(type=4, mode=0o666, uid=1, gid=2, btime_ns=3, ctime_ns=4, layout=LAYOUT, kv=KV),
+    "kv-index-entry": records.KvIndexEntry(layout=LAYOUT, kv=KV),
     "dirent": records.Dirent(1, 2**40, 2),
     "client-session": records.ClientSession(ttl_ms=30000, label="host:1", opened_ns=7, ended=True),
     "write-session": records.WriteSession(opened_ns=7, capability=2**50),
@@ -67,6 +68,9 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "rename": meta.Rename(source=b"/a", target=b"/b", flags=2, **HEAD),
     "link": meta.Link(target=b"/b", ino=5, handle=9, replace=True, **HEAD),
     "unlink-many": meta.UnlinkMany(paths=(b"/a",), **HEAD),
+    "set-kv-space": meta.SetKvSpace(
+        path=b"/kv", what=5, quota_bytes=1 << 40, ttl_ms=0, evictable=False, **HEAD
+    ),
     "kv-create": meta.KvCreate(path=b"/kv", params=KV, **HEAD),
 }
 
@@ -83,6 +87,7 @@ KEYS: dict[str, bytes] = {
     "garbage": schema.garbage_key(5),
     "trim": schema.trim_key(5),
     "fence": schema.fence_key(7),
+    "kv index": schema.kv_index_key(17409),
     "ids": schema.ids_key(b"i", 3),
 }
 
