@@ -122,10 +122,80 @@ void Io::take_posted() {
   }
   while (op != nullptr) {
     Op* next = op->next;
+    if (op->piece > 0) {  // of the fallback's threads; io_uring ends its pieces by itself
+      end_piece(op);
+      if (op->result >= 0 && !op->ended && op->moved < op->length) {
+        wait_again(op);
+        op = next;
+        continue;
+      }
+      end_background(op);
+    }
     if (op->kind != OpKind::posted) in_flight_--;
     complete(op, op->result);
     op = next;
   }
+}
+
+// ------------------------------------------------------------------------------- the background
+
+bool Io::hold_back(Op* op) {
+  op->piece = 0;
+  op->ended = false;
+  if (op->op_class == OpClass::client || gate_ == nullptr) return false;
+  if (op->kind != OpKind::read && op->kind != OpKind::write) return false;
+  Line& line = background_[index_of(op->op_class)];
+  line.ops++;
+  op->next = nullptr;
+  (line.tail != nullptr ? line.tail->next : line.head) = op;
+  line.tail = op;
+  return true;
+}
+
+bool Io::background_waits() const {
+  for (const Line& line : background_) {
+    if (line.head != nullptr) return true;
+  }
+  return false;
+}
+
+Op* Io::next_piece() {
+  std::array<uint32_t, kOpClasses> wanted{};
+  Gate::Piece piece;
+  for (size_t i = 0; i < kOpClasses; i++) {
+    const Op* first = background_[i].head;
+    if (first == nullptr) continue;
+    wanted[i] = first->length - first->moved;
+    piece = {static_cast<OpClass>(i), wanted[i]};
+  }
+  if (piece.bytes == 0) return nullptr;
+  if (gate_ != nullptr) piece = gate_->next(wanted);
+  if (piece.bytes == 0) return nullptr;
+  Line& line = background_[index_of(piece.op_class)];
+  Op* op = line.head;
+  FFS_CHECK(op != nullptr && piece.bytes <= op->length - op->moved);
+  line.head = op->next;
+  if (line.head == nullptr) line.tail = nullptr;
+  op->next = nullptr;
+  op->piece = piece.bytes;
+  return op;
+}
+
+void Io::end_piece(Op* op) {
+  if (gate_ != nullptr) gate_->ended(op->op_class, op->piece);
+  op->piece = 0;
+}
+
+void Io::wait_again(Op* op) {
+  Line& line = background_[index_of(op->op_class)];
+  op->next = line.head;
+  line.head = op;
+  if (line.tail == nullptr) line.tail = op;
+}
+
+void Io::end_background(Op* op) {
+  FFS_CHECK(background_[index_of(op->op_class)].ops > 0);
+  background_[index_of(op->op_class)].ops--;
 }
 
 int Io::run_ready() {

@@ -15,6 +15,7 @@
 // regions, which only `uring` has.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -50,6 +51,11 @@ using Done = void (*)(Op* op);
 // What an operation works on; filled by the starting call, read-only for the owner.
 enum class OpKind : uint8_t { none, read, write, datasync, discard, deferred, posted, offload };
 
+// Whom a read or write is for. Those of the background are cut into pieces, which stand behind everything of
+// clients and start when the Gate says so; without a gate all go alike.
+enum class OpClass : uint8_t { client, recovery, compaction, scrub, eviction };
+constexpr size_t kOpClasses = 5;
+
 struct Op {
   Done done = nullptr;    // set by the owner
   void* owner = nullptr;  // free for the owner's use
@@ -57,12 +63,16 @@ struct Op {
   // end of the file; a write is whole or an error: the Io goes on after short results by itself.
   int32_t result = 0;
 
+  OpClass op_class = OpClass::client;  // set by the owner before the start
+
   // For the Io.
   OpKind kind = OpKind::none;
+  bool ended = false;  // within a piece: nothing more comes (the end of the file)
   int16_t file = -1;
   int16_t region = -1;
   uint32_t length = 0;
   uint32_t moved = 0;
+  uint32_t piece = 0;  // bytes of the piece that the gate has let through; 0: no piece is under way
   uint64_t offset = 0;
   uint8_t* memory = nullptr;
   Op* next = nullptr;
@@ -96,6 +106,22 @@ struct Offload {
   Op op;  // op.done is set by the owner; container_of(op) is this struct (it is the first member)
   int32_t (*work)(Offload* offload) = nullptr;
   Offload* next = nullptr;
+};
+
+// Decides when pieces of background operations start. Called by the shard thread, from run_once.
+class Gate {
+ public:
+  struct Piece {
+    OpClass op_class = OpClass::client;
+    uint32_t bytes = 0;  // 0: nothing starts now; run_once asks again each time
+  };
+  // wanted: by class, what the first operation in its line still has to move; 0: none waits. The answer names
+  // one of them and a multiple of kBlockBytes, or all that it wants.
+  virtual Piece next(const std::array<uint32_t, kOpClasses>& wanted) = 0;
+  virtual void ended(OpClass op_class, uint32_t bytes) = 0;  // that piece is over, whatever came of it
+
+ protected:
+  ~Gate() = default;
 };
 
 struct Options {
@@ -138,6 +164,13 @@ class Io {
   // Gives a range back to the device (a hole in a file, BLKDISCARD on a block device). Runs on
   // the helper thread. Content afterwards: zeros in a file, undefined on a device.
   virtual void discard(Op* op, File file, uint64_t offset, uint64_t length) = 0;
+
+  // The gate must outlive the Io, or be taken out again with null: then all that waits starts.
+  void set_gate(Gate* gate) { gate_ = gate; }
+  // Operations of a class that were started and aren't over, whether they wait or move.
+  uint32_t background_ops(OpClass op_class) const { return background_[index_of(op_class)].ops; }
+  // Some piece waits for the gate.
+  bool background_waits() const;
 
   // --- readiness.
   virtual void poll_add(Poll* poll, int fd, uint32_t events) = 0;
@@ -184,8 +217,25 @@ class Io {
   void stop_helper();      // joins the helper thread; derived destructors call it first
   void hand_back(Op* op);  // a finished op, from any thread
   void start_discard(Op* op, int fd, uint64_t offset, uint64_t length);
+
+  // Background operations, for the backends. hold_back: true, the op stands in its line. next_piece: one that
+  // is to start now, with op->piece set; null: none. end_piece: its piece is over; end_background: it is.
+  bool hold_back(Op* op);
+  Op* next_piece();
+  void end_piece(Op* op);
+  void wait_again(Op* op);  // for its next piece, first in its line
+  void end_background(Op* op);
   static int32_t discard_now(int fd, uint64_t offset, uint64_t length);
 
+  struct Line {
+    Op* head = nullptr;
+    Op* tail = nullptr;
+    uint32_t ops = 0;  // waiting or under way
+  };
+  static constexpr size_t index_of(OpClass op_class) { return static_cast<size_t>(op_class); }
+
+  Gate* gate_ = nullptr;
+  std::array<Line, kOpClasses> background_{};
   Op* ready_head_ = nullptr;
   Op* ready_tail_ = nullptr;
   Poll* polls_head_ = nullptr;

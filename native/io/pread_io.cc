@@ -25,17 +25,19 @@ struct PreadIo::Workers {
   std::vector<std::thread> threads;
 
   static int32_t move_all(int fd, Op* op) {
-    while (op->moved < op->length) {
+    const uint32_t end = op->piece > 0 ? op->moved + op->piece : op->length;
+    while (op->moved < end) {
       uint8_t* at = op->memory + op->moved;
-      size_t left = op->length - op->moved;
+      size_t left = end - op->moved;
       auto offset = static_cast<off_t>(op->offset + op->moved);
       ssize_t rc = op->kind == OpKind::read ? ::pread(fd, at, left, offset) : ::pwrite(fd, at, left, offset);
       if (rc < 0 && errno == EINTR) continue;
       if (rc < 0) return -errno;
       op->moved += static_cast<uint32_t>(rc);
-      if (rc == 0 || op->moved % 512 != 0) break;
+      op->ended = rc == 0 || op->moved % 512 != 0;
+      if (op->ended) break;
     }
-    if (op->kind == OpKind::write && op->moved != op->length) return -EIO;
+    if (op->kind == OpKind::write && op->moved != end) return -EIO;
     return static_cast<int32_t>(op->moved);
   }
 
@@ -116,11 +118,15 @@ void PreadIo::start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* me
   op->memory = memory;
   op->length = static_cast<uint32_t>(length);
   op->moved = 0;
-  op->next = nullptr;
   in_flight_++;
+  FFS_CHECK(fds_[static_cast<size_t>(file.index)] >= 0);
+  if (!hold_back(op)) hand_out(op);
+}
+
+void PreadIo::hand_out(Op* op) {
+  op->next = nullptr;
   {
     std::lock_guard lock(workers_->mutex);
-    FFS_CHECK(fds_[static_cast<size_t>(file.index)] >= 0);
     if (workers_->tail != nullptr) {
       workers_->tail->next = op;
     } else {
@@ -179,6 +185,7 @@ void PreadIo::unregister_region(Region) {
 
 int PreadIo::run_once(int64_t timeout_us) {
   take_posted();
+  while (Op* piece = next_piece()) hand_out(piece);
   bool ready = has_ready() || polls_head_ != nullptr;
   epoll_event events[64];
   timespec limit{0, 0};

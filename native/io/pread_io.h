@@ -31,6 +31,7 @@ class PreadIo final : public Io {
   struct Workers;
   PreadIo() : workers_(nullptr, [](Workers*) {}) {}
   void start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* memory, uint64_t length);
+  void hand_out(Op* op);
 
   int epoll_fd_ = -1;
   std::vector<int> fds_;

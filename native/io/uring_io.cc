@@ -149,12 +149,14 @@ void UringIo::start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* me
   op->moved = 0;
   op->next = nullptr;
   in_flight_++;
+  if (hold_back(op)) return;
   if (waiting_head_ == nullptr && prepare(op)) return;
-  if (waiting_tail_ != nullptr) {
-    waiting_tail_->next = op;
-  } else {
-    waiting_head_ = op;
-  }
+  wait_in_line(op);
+}
+
+void UringIo::wait_in_line(Op* op) {
+  op->next = nullptr;
+  (waiting_tail_ != nullptr ? waiting_tail_->next : waiting_head_) = op;
   waiting_tail_ = op;
 }
 
@@ -175,7 +177,7 @@ bool UringIo::prepare(Op* op) {
   if (sqe == nullptr) return false;
   uint64_t at = op->offset + op->moved;
   uint8_t* memory = op->memory + op->moved;
-  uint32_t left = op->length - op->moved;
+  uint32_t left = op->piece > 0 ? op->piece : op->length - op->moved;
   switch (op->kind) {
     case OpKind::read:
       if (op->region >= 0) {
@@ -216,6 +218,15 @@ void UringIo::prepare_waiting() {
     if (!prepare(op)) return;
     waiting_head_ = next;
     if (next == nullptr) waiting_tail_ = nullptr;
+  }
+}
+
+// Behind what clients have started since the last pass.
+void UringIo::prepare_background() {
+  while (waiting_head_ == nullptr) {
+    Op* piece = next_piece();
+    if (piece == nullptr) return;
+    if (!prepare(piece)) wait_in_line(piece);
   }
 }
 
@@ -299,10 +310,13 @@ void UringIo::arm_wake() {
 
 void UringIo::finished(Op* op, int32_t result) {
   in_kernel_--;
+  const bool background = op->piece > 0;
+  if (background) end_piece(op);
   bool moves = op->kind == OpKind::read || op->kind == OpKind::write;
   if (result == -EINTR || result == -EAGAIN) {
     result = 0;
   } else if (result < 0 || !moves) {
+    if (background) end_background(op);
     in_flight_--;
     complete(op, result);
     return;
@@ -311,12 +325,14 @@ void UringIo::finished(Op* op, int32_t result) {
     // Nothing more, or an odd piece: the end of the file. Of a write that is a failed device.
     bool ended = result == 0 || op->moved % 512 != 0;
     if (op->moved == op->length || ended) {
+      if (background) end_background(op);
       in_flight_--;
       bool failed = op->kind == OpKind::write && op->moved != op->length;
       complete(op, failed ? -EIO : static_cast<int32_t>(op->moved));
       return;
     }
   }
+  if (background) return wait_again(op);
   op->next = waiting_head_;
   waiting_head_ = op;
   if (waiting_tail_ == nullptr) waiting_tail_ = op;
@@ -378,6 +394,7 @@ void UringIo::submit_and_wait(unsigned wanted, int64_t timeout_us) {
 int UringIo::run_once(int64_t timeout_us) {
   if (!wake_armed_) arm_wake();
   prepare_waiting();
+  prepare_background();
   take_posted();
   bool ready = has_ready() || polls_head_ != nullptr || io_uring_cq_ready(&ring_) > 0;
   submit_and_wait(ready || timeout_us == 0 ? 0 : 1, timeout_us);

@@ -37,6 +37,8 @@ class UringIo final : public Io {
              Region region);
   bool prepare(Op* op);  // false: no free entry in the submission queue
   void prepare_waiting();
+  void prepare_background();
+  void wait_in_line(Op* op);
   io_uring_sqe* entry();  // submits to make room; null if the kernel takes none now
   void arm(Poll* poll);
   void arm_wake();
