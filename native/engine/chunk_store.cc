@@ -360,7 +360,7 @@ bool ChunkStore::has_target(TargetId target) const {
 
 Capacity ChunkStore::capacity() const {
   const Impl& s = *impl_;
-  return {s.allocator->capacity_bytes(), s.allocator->free_bytes(), s.super.max_chunks,
+  return {s.allocator->capacity_bytes(), s.allocator->room_bytes(), s.super.max_chunks,
           s.state->committed_chunks};
 }
 

@@ -336,10 +336,11 @@ ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, bool existin
     uint32_t hint = std::min(op->size_hint, kMaxChunkBytes);
     uint8_t least = Allocator::class_for(p.stored);
     uint8_t wished = hint > p.stored ? Allocator::class_for(hint) : least;
-    p.place = allocator->allocate(wished, existing);
+    const auto asker = existing ? Allocator::Asker::update : Allocator::Asker::fresh;
+    p.place = allocator->allocate(wished, asker);
     p.place_class = wished;
     if (p.place == 0 && wished != least) {
-      p.place = allocator->allocate(least, existing);
+      p.place = allocator->allocate(least, asker);
       p.place_class = least;
     }
     if (p.place == 0) {
