@@ -126,6 +126,8 @@ struct StoreOp {
   void* owner = nullptr;     // free for the owner's use
   int error = 0;             // out
   const char* what = nullptr;
+  // In: whom its reads and writes of data are for (io/io.h, Gate). Records are always of clients.
+  io::OpClass op_class = io::OpClass::client;
 
   // For the store.
   uint8_t store_kind = 0;

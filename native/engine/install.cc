@@ -14,6 +14,7 @@ void ChunkStore::install(InstallOp* op) {
     if (outer->done != nullptr) outer->done(outer);
   };
   stage.owner = op;
+  stage.op_class = op->op_class;
   stage.target = op->target;
   stage.key = op->key;
   stage.version = op->version;

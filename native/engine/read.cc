@@ -158,6 +158,7 @@ bool ChunkStore::Impl::begin_read(ReadOp* op) {
     impl->read_progress(read_op);
   };
   op->io.owner = p.io2.owner = op;
+  op->io.op_class = p.io2.op_class = op->op_class;
   op->io.done = p.io2.done = done;
   p.piece_from = p.piece_to = 0;
   if (p.direct_to > p.direct_from) {

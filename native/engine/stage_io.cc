@@ -17,6 +17,7 @@ void ChunkStore::Impl::begin_io(StageOp* op) {
     static_cast<Impl*>(stage_op->store)->stage_io_done(stage_op, io_op->result);
   };
   op->io.done = p.io2.done = done;
+  op->io.op_class = p.io2.op_class = op->op_class;
   switch (p.path) {
     case kLength:
       sum_truncate(op);
