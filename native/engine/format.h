@@ -15,6 +15,13 @@ constexpr uint64_t kBlock = io::kBlockBytes;
 constexpr uint64_t kSlabBytes = 16ull << 20;
 constexpr uint32_t kClasses = 13;  // slots of 4 KiB << class
 constexpr uint8_t kNoClass = 0xff;
+// Limits of what a chunk's record in memory holds.
+constexpr uint32_t kPlaceBits = 40;
+constexpr uint64_t kMaxDeviceBytes = kBlock << kPlaceBits;  // 4 PiB
+constexpr uint32_t kExpiryBits = 48;
+constexpr uint64_t kMaxExpiryMs = (1ull << kExpiryBits) - 1;  // the year 10889; a later time counts as this
+constexpr uint32_t kRoleBits = 4;
+constexpr uint8_t kMaxRole = (1u << kRoleBits) - 1;
 constexpr uint32_t kDeviceRecord = 0xffff;  // RecordHeader.target of records about the whole device
 
 constexpr uint64_t kSuperblockOffset[2] = {0, 64 * 1024};
@@ -26,7 +33,9 @@ constexpr uint32_t kSnapshotMagic = 0x31534646;  // "FFS1"
 // Feature bits known to this program. An unknown incompat bit refuses the device, an unknown
 // ro_compat bit refuses writing (so opening), an unknown compat bit is ignored and kept.
 constexpr uint64_t kIncompatTransfers = 1;  // the journal may hold record types 10 to 13
-constexpr uint64_t kKnownIncompat = kIncompatTransfers;
+constexpr uint64_t kIncompatMoves = 2;      // and of type 14
+constexpr uint64_t kOurIncompat = kIncompatTransfers | kIncompatMoves;  // set on what this program writes
+constexpr uint64_t kKnownIncompat = kOurIncompat;
 constexpr uint64_t kKnownReadOnlyCompat = 0;
 
 constexpr uint32_t kNoArea = 0xffffffff;
@@ -110,6 +119,7 @@ enum class RecordType : uint8_t {
   erase = 11,
   reset_target = 12,
   release_target = 13,
+  move = 14,
   chunk = 16,    // snapshots only: a committed version
   pending = 17,  // snapshots only: laid out like stage
 };
@@ -209,6 +219,16 @@ struct EraseRecord {
   ChunkKey key;
 };
 static_assert(sizeof(EraseRecord) == 24);
+
+// The bytes of the committed version, overlays laid over them, stand in another slot from now on.
+struct MoveRecord {
+  ChunkKey key;
+  Version version;
+  uint64_t place;
+  uint8_t place_class;
+  uint8_t reserved[7];
+};
+static_assert(sizeof(MoveRecord) == 56);
 
 // Of reset_target and release_target; the target stands in the header.
 struct TargetRecord {

@@ -1,69 +1,23 @@
 // The chunks of a store in memory: found by hash, walked in the order (target, key). Records live
-// in paged arenas and point to each other by number (0: none), so nothing moves while the store
-// grows and a chunk of up to 1 MiB takes about 190 bytes. Shard thread only; no I/O.
+// in paged arenas and name each other by number (0: none), so nothing moves while the store grows. A
+// chunk of 1 MiB takes 112 bytes for its record with the links of the order, 64 for its checksums and 5
+// to 9 in the hash: 192 at most is the promise (docs/operations.md, Memory). Shard thread only; no I/O.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
-#include <memory>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "base/ids.h"
+#include "engine/arena.h"
+#include "engine/chunk_hash.h"
 #include "engine/chunk_store.h"
 #include "engine/format.h"
 
 namespace ffs::engine {
-
-// Items of one type by number, in pages that never move. Number 0 is never given out.
-template <typename T, uint32_t kPageItems = 1024>
-class Arena {
- public:
-  uint32_t add() {
-    if (free_.empty()) {
-      if (used_ == pages_.size() * kPageItems) pages_.push_back(std::make_unique<T[]>(kPageItems));
-      return used_++;
-    }
-    uint32_t index = free_.back();
-    free_.pop_back();
-    return index;
-  }
-  void remove(uint32_t index) { free_.push_back(index); }
-  T& operator[](uint32_t index) { return pages_[index / kPageItems][index % kPageItems]; }
-  const T& operator[](uint32_t index) const { return pages_[index / kPageItems][index % kPageItems]; }
-  uint32_t end() const { return used_; }  // above every number ever given out
-  uint32_t live() const { return used_ - 1 - static_cast<uint32_t>(free_.size()); }
-
-  Arena() {
-    pages_.push_back(std::make_unique<T[]>(kPageItems));
-    used_ = 1;
-  }
-
- private:
-  std::vector<std::unique_ptr<T[]>> pages_;
-  std::vector<uint32_t> free_;
-  uint32_t used_ = 0;
-};
-
-// Granule checksums: runs of 1, 2, 4 .. 256 numbers.
-class SumArena {
- public:
-  uint32_t add(uint32_t count);  // 0 for count 0
-  void remove(uint32_t handle, uint32_t count);
-  uint32_t* at(uint32_t handle, uint32_t count);
-  const uint32_t* at(uint32_t handle, uint32_t count) const {
-    return const_cast<SumArena*>(this)->at(handle, count);
-  }
-
- private:
-  static constexpr uint32_t kOrders = 9;
-  static constexpr uint32_t kPageNumbers = 16384;
-  struct Order {
-    std::vector<std::unique_ptr<uint32_t[]>> pages;
-    std::vector<uint32_t> free;
-    uint32_t used = 1;
-  };
-  Order orders_[kOrders];
-};
 
 // Whole blocks that lie over a slot (docs/disk_format.md, overlay). A version names its newest
 // one; `next` is older. Chains are shared between versions, so counted.
@@ -73,31 +27,47 @@ struct Overlay {
   uint32_t first_block = 0;
   uint32_t blocks = 0;
   uint8_t* bytes = nullptr;
+
+  uint32_t& free_link() { return next; }
 };
 
+// What is narrower here than on the wire or the device is refused, or cut (expiry), before it gets here.
 struct Image {
   Version version;
-  uint64_t place = 0;
-  uint64_t expiry_ms = 0;
+  uint64_t place : kPlaceBits = 0;
+  uint64_t place_class : 4 = 0;  // says nothing without a place
+  // Blocks of the slot from here on belong to no version, also not to a dropped one: appends may
+  // write there without asking anybody.
+  uint64_t high_blocks : 13 = 0;
+  uint64_t kind_number : 3 = static_cast<uint64_t>(UpdateKind::write);
+  uint64_t role : kRoleBits = 0;
+  uint64_t expiry_ms : kExpiryBits = 0;
+  uint64_t codec : 8 = 0;
+  uint64_t flags : 8 = 0;
   std::array<uint8_t, kMaxTagBytes> tag{};
-  uint32_t stored = 0;
+  uint32_t stored : 25 = 0;
+  uint32_t tag_bytes : 5 = 0;
   uint32_t logical = 0;
   uint32_t sums = 0;
   uint32_t overlay = 0;
-  // Blocks of the slot from here on belong to no version, also not to a dropped one: appends may
-  // write there without asking anybody.
-  uint16_t high_blocks = 0;
-  uint8_t place_class = kNoClass;
-  uint8_t codec = 0;
-  uint8_t flags = 0;
-  uint8_t role = 0;
-  uint8_t tag_bytes = 0;
-  UpdateKind kind = UpdateKind::write;
 
+  UpdateKind kind() const { return static_cast<UpdateKind>(kind_number); }
   uint32_t granules() const { return granules_of(codec == 0 ? logical : stored); }
-  Attributes attributes() const { return {expiry_ms, flags, role, codec, tag_bytes, tag}; }
+  Attributes attributes() const {
+    return {expiry_ms, static_cast<uint8_t>(flags), static_cast<uint8_t>(role), static_cast<uint8_t>(codec),
+            static_cast<uint8_t>(tag_bytes), tag};
+  }
+  void set_attributes(const Attributes& attributes) {
+    expiry_ms = std::min(attributes.expiry_ms, kMaxExpiryMs);
+    flags = attributes.flags;
+    role = attributes.role & kMaxRole;
+    codec = attributes.codec;
+    tag_bytes = attributes.tag_bytes & 31;
+    tag = attributes.tag;
+  }
 };
-static_assert(sizeof(Image) == 72);
+static_assert(sizeof(Image) == 64 && std::is_trivially_copyable_v<Image>);
+static_assert(kMaxChunkBytes < 1u << 25 && kMaxChunkBytes / kBlock < 1u << 13 && kClasses < 16);
 
 struct Pending {
   Image image;
@@ -117,6 +87,9 @@ struct Live {
   bool apply_queued = false;
   uint64_t apply_block = 0;  // the journal block that must be flushed first
   uint32_t chunk = 0;        // whose it is; 0: nobody's
+  uint32_t next_free = 0;
+
+  uint32_t& free_link() { return next_free; }
 };
 
 struct Chunk {
@@ -127,9 +100,11 @@ struct Chunk {
   uint32_t live = 0;
   Access access;
   uint16_t target = 0;
-  uint16_t reserved = 0;
+  bool used = false;
+
+  uint32_t& free_link() { return left; }
 };
-static_assert(sizeof(Chunk) == 120);
+static_assert(sizeof(Chunk) == 112);
 
 class Index {
  public:
@@ -137,11 +112,17 @@ class Index {
 
   uint32_t find(uint16_t target, const ChunkKey& key) const;  // 0: absent
   uint32_t insert(uint16_t target, const ChunkKey& key);      // must be absent
+  // The same for one that comes after all others, without the search for its place in the order.
+  uint32_t append(uint16_t target, const ChunkKey& key);
   void erase(uint32_t chunk);
 
   Chunk& operator[](uint32_t chunk) { return chunks_[chunk]; }
   const Chunk& operator[](uint32_t chunk) const { return chunks_[chunk]; }
-  uint32_t size() const { return size_; }
+  uint32_t size() const { return chunks_.live(); }
+  // Above every number ever given out: [1, end) can be walked in memory order. A number that isn't in
+  // use has no place.
+  uint32_t end() const { return chunks_.end(); }
+  uint32_t live_count() const { return lives_.live(); }
 
   // The first chunk with (target, key) >= the given one; `strictly`: >. 0: none.
   uint32_t lower_bound(uint16_t target, const ChunkKey& key, bool strictly) const;
@@ -165,31 +146,40 @@ class Index {
     }
   }
 
+  // f(chunk) for every chunk, in no order. f may erase that chunk.
+  template <typename F>
+  void each(F f) {
+    for (uint32_t i = 1; i < chunks_.end(); i++) {
+      if (chunks_[i].used) f(i);
+    }
+  }
+  // Of everything here, rooms kept free included.
+  uint64_t memory_bytes() const;
+
   SumArena sums;
   Arena<Overlay, 256> overlays;
 
  private:
-  struct Bucket {
-    uint32_t chunk = 0;
-    uint32_t hash = 0;
-  };
-  static uint64_t hash_of(uint16_t target, const ChunkKey& key);
-  int compare(uint16_t target, const ChunkKey& key, const Chunk& chunk) const;
-  uint64_t priority(uint32_t chunk) const {
-    return mix64(hash_of(chunks_[chunk].target, chunks_[chunk].key));
+  uint64_t hash_of(uint16_t target, const ChunkKey& key) const;
+  uint64_t hash_of(uint32_t chunk) const { return hash_of(chunks_[chunk].target, chunks_[chunk].key); }
+  auto hasher() const {
+    return [this](uint32_t chunk) { return hash_of(chunk); };
   }
-  // Far above what the tree's random shape gives to 2^32 chunks.
-  static constexpr uint32_t kMaxDepth = 256;
-  void grow();
+  int compare(uint16_t target, const ChunkKey& key, const Chunk& chunk) const;
+  uint64_t priority(uint32_t chunk) const { return mix64(hash_of(chunk)); }
+  uint32_t add(uint16_t target, const ChunkKey& key);
   void tree_insert(uint32_t chunk);
   void tree_erase(uint32_t chunk);
   void split(uint32_t tree, const Chunk& at, uint32_t* less, uint32_t* more);
 
+  // Far above what the order's random shape gives to 2^32 chunks.
+  static constexpr uint32_t kMaxDepth = 256;
+
   Arena<Chunk> chunks_;
   Arena<Live, 64> lives_;
-  std::vector<Bucket> buckets_;
-  uint64_t mask_ = 0;
-  uint32_t size_ = 0;
+  ChunkHash hash_;
+  std::array<uint64_t, 3> secret_;  // of the hash: nobody can choose keys that collide
+  std::vector<uint32_t> spine_;     // the way from the root to the last chunk; empty: not known
   uint32_t root_ = 0;
 };
 

@@ -98,6 +98,9 @@ Result<bool> Recovery::versions_are_right(const OrderedKey& key, const std::vect
     StageView view;
     RecordView record = view_of(records[i]);
     auto type = static_cast<RecordType>(record.header.type);
+    MoveRecord move;
+    Reader after(nullptr, 0);
+    if (type == RecordType::move && fixed_part(record, &move, &after)) written[move.version].set();
     const bool install = type == RecordType::install;  // all of it is its own
     if ((!install && type != RecordType::stage) || !decode_stage(record, &view)) continue;
     Granules own;

@@ -64,6 +64,7 @@ inline bool about_chunk(uint8_t type, const RecordView& record, OrderedKey* key)
     case RecordType::refuse:
     case RecordType::install:
     case RecordType::erase:
+    case RecordType::move:
       key->first = record.header.target;
       key->second = record.body().key();  // all begin with it
       return true;

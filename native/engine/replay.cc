@@ -267,6 +267,9 @@ Status Recovery::apply_about_chunk(const RecordView& record, const OrderedKey& k
   } else if (type == RecordType::erase) {
     EraseRecord fixed;
     if (fixed_part(record, &fixed, &after)) state.erase(target, chunk_key), wrong = nullptr;
+  } else if (type == RecordType::move) {
+    MoveRecord fixed;
+    if (fixed_part(record, &fixed, &after)) wrong = state.move(target, fixed);
   } else if (type == RecordType::commit) {
     CommitRecord fixed;
     if (fixed_part(record, &fixed, &after)) wrong = state.commit(target, fixed.key, fixed.version);
@@ -361,8 +364,8 @@ Status Recovery::replay_flushed() {
 
 // A device of an earlier version: older programs won't know the records that may stand in it from now on.
 Status ChunkStore::Impl::upgrade_format() {
-  if ((super.incompat & kIncompatTransfers) != 0) return ok_status();
-  super.incompat |= kIncompatTransfers;
+  if ((super.incompat & kOurIncompat) == kOurIncompat) return ok_status();
+  super.incompat |= kOurIncompat;
   super.sequence++;
   seal_superblock(&super);
   std::memcpy(super_buffer, &super, sizeof super);

@@ -212,7 +212,7 @@ void State::commit_up_to(uint32_t chunk, size_t at) {
   if (!c.image.version.none()) drop_image(chunk, c.image);
   for (size_t i = 0; i < at; i++) drop_image(chunk, pendings[i].image);
   if (unknown_.size() != 0) unknown_.erase(chunk);
-  if (pendings[at].image.kind == UpdateKind::remove) {
+  if (pendings[at].image.kind() == UpdateKind::remove) {
     c.image = Image{};
   } else {
     c.image = pendings[at].image;
@@ -343,7 +343,7 @@ const char* State::refuse(uint16_t target, const RefuseRecord& record) {
 const char* State::install(uint16_t target, const StageRecord& record, std::span<const uint32_t> sums) {
   Image image;
   if (!from_disk(record.image, &image)) return "an installed version contradicts itself";
-  if (image.kind != UpdateKind::replace || record.first_changed != 0 || sums.size() != image.granules())
+  if (image.kind() != UpdateKind::replace || record.first_changed != 0 || sums.size() != image.granules())
     return "an installed version isn't whole";
   uint32_t chunk = index.find(target, record.key);
   if (chunk == 0) chunk = index.insert(target, record.key);
@@ -375,6 +375,32 @@ const char* State::install(uint16_t target, const StageRecord& record, std::span
 
 void State::erase(uint16_t target, const ChunkKey& key) {
   if (uint32_t chunk = index.find(target, key)) forget_chunk(chunk);
+}
+
+// The new slot holds what the old one held with its overlays (of which a replay may know more than the
+// store did when it moved the chunk).
+const char* State::move(uint16_t target, const MoveRecord& record) {
+  uint32_t chunk = index.find(target, record.key);
+  if (chunk == 0 || record.version.none() || index[chunk].image.version != record.version)
+    return "a move of a version that isn't committed";
+  Image& image = index[chunk].image;
+  const bool fits = record.place_class < kClasses && image.stored <= slot_bytes(record.place_class);
+  if (image.place == 0 || record.place == 0 || record.place == image.place || !fits)
+    return "a move that leads nowhere";
+  if (slot_shared(chunk, image)) return "a move out of a slot that a pending version shares";
+  Accounting accounting(*this, chunk);
+  const uint64_t old_place = image.place;
+  const uint8_t old_class = image.place_class;
+  const uint32_t overlay = image.overlay;
+  image.place = record.place;
+  image.place_class = record.place_class;
+  image.overlay = 0;
+  image.high_blocks = 0;
+  raise_high(image, {});
+  usage[target].allocated_bytes += slot_bytes(record.place_class) - slot_bytes(old_class);
+  if (listener != nullptr) listener->slot_unused(old_place, old_class);
+  unref_overlay(overlay);
+  return nullptr;
 }
 
 void State::drop_pendings(uint32_t chunk) {
@@ -411,7 +437,7 @@ const char* State::restore_chunk(uint16_t target, const ChunkView& view,
                                  std::span<const OverlayView> overlays) {
   Image image;
   if (!from_disk(view.fixed.image, &image)) return "a chunk contradicts itself";
-  if (image.kind == UpdateKind::remove) return "a removed chunk in a snapshot";
+  if (image.kind() == UpdateKind::remove) return "a removed chunk in a snapshot";
   if (index.find(target, view.fixed.key) != 0) return "a chunk stands twice in a snapshot";
   uint32_t chunk = index.insert(target, view.fixed.key);
   Accounting accounting(*this, chunk);

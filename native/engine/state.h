@@ -77,6 +77,7 @@ class State {
   const char* refuse(uint16_t target, const RefuseRecord& record);
   const char* install(uint16_t target, const StageRecord& record, std::span<const uint32_t> sums);
   void erase(uint16_t target, const ChunkKey& key);
+  const char* move(uint16_t target, const MoveRecord& record);
   void drop_pendings(uint32_t chunk);  // the chunk may be gone afterwards
   // Snapshot records; the chunk first, its pendings after it.
   const char* restore_chunk(uint16_t target, const ChunkView& view, std::span<const OverlayView> overlays);

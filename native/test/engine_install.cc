@@ -610,7 +610,7 @@ TEST_CASE("a device of the version before is opened, and refuses to go back") {
   h.format();
   Superblock super;
   h.io->image().read(kSuperblockOffset[1], reinterpret_cast<uint8_t*>(&super), sizeof super);
-  CHECK(super.incompat == kIncompatTransfers);
+  CHECK(super.incompat == kOurIncompat);
   for (uint64_t i = 0; i < 2; i++) {
     h.io->image().read(kSuperblockOffset[i], reinterpret_cast<uint8_t*>(&super), sizeof super);
     super.incompat = 0;
@@ -618,12 +618,12 @@ TEST_CASE("a device of the version before is opened, and refuses to go back") {
     h.io->image().write(kSuperblockOffset[i], reinterpret_cast<uint8_t*>(&super), sizeof super);
   }
   h.open();
-  CHECK(h.store->identity().features_incompat == kIncompatTransfers);
+  CHECK(h.store->identity().features_incompat == kOurIncompat);
   auto a = random_bytes(10'000, 1);
   REQUIRE(install(h, 1, v(1), a) == 0);
   reopen(h);
   CHECK(h.read(1, 0, 20'000).bytes == a);
-  CHECK(h.store->identity().features_incompat == kIncompatTransfers);
+  CHECK(h.store->identity().features_incompat == kOurIncompat);
 }
 
 // ------------------------------------------------------------------------------ crashes
