@@ -1,0 +1,94 @@
+"""A KV space's quota over its chains. Pure, integers only. docs/control_plane.md, Space policies.
+
+A share is what one chain may hold of a space; the sum of a space's shares is its quota, always and exactly.
+No share falls below a quarter of an even one, so that a chain which was idle can be used again at once. A
+hash spreads blocks evenly, so even shares are nearly right to begin with; `rebalance` follows what is left:
+chains that get more of what is read again, or larger blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+LEAST_PARTS: Final = 4  # the least share is an even one divided by this
+STEP_PARTS: Final = 16  # a round moves at most an even share divided by this, to or from a chain
+NOISE_PARTS: Final = 100  # evictions below an even share divided by this say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a chain holds of a space, and evicted of it in the last round; bytes as allocated."""
+
+    bytes: int = 0
+    evicted: int = 0
+
+
+def least_share(quota: int, chains: int) -> int:
+    """What every chain has at least, bytes."""
+    return quota // (chains * LEAST_PARTS)
+
+
+def split(quota: int, chains: Sequence[int], before: Mapping[int, int]) -> dict[int, int]:
+    """Shares of the quota for these chains, in the proportions of the shares before; a chain that had none
+    gets an average one. Shares that fit stay as they are."""
+    if not chains:
+        return {}
+    least = least_share(quota, len(chains))
+    if before.keys() == set(chains) and sum(before.values()) == quota and min(before.values()) >= least:
+        return {chain: before[chain] for chain in chains}
+    known = [before[chain] for chain in chains if chain in before]
+    floor = least_share(sum(known), len(known)) if known else 0
+    above = {chain: max(0, before[chain] - floor) for chain in chains if chain in before}
+    average = sum(above.values()) // len(above) if above else 0
+    weights = [above.get(chain, average) for chain in chains]
+    if not any(weights):
+        weights = [1] * len(chains)
+    parts = apportion(quota - least * len(chains), weights)
+    return {chain: least + part for chain, part in zip(chains, parts, strict=True)}
+
+
+def rebalance(quota: int, shares: Mapping[int, int], loads: Mapping[int, Load]) -> dict[int, int]:
+    """One round, towards the chains that evict most. Takers are full and evict clearly more than the average;
+    givers evict clearly less, or have room that they don't use (their device may be what binds them). A chain
+    that nothing is known of neither takes nor gives."""
+    if not shares or quota <= 0:
+        return dict(shares)
+    count = len(shares)
+    even, least = quota // count, least_share(quota, count)
+    step = max(1, even // STEP_PARTS)
+    total = sum(load.evicted for load in loads.values())
+    takes: dict[int, int] = {}
+    gives: dict[int, int] = {}
+    for chain in sorted(shares):
+        load, share = loads.get(chain), shares[chain]
+        if load is None:
+            continue
+        evicted = load.evicted * count  # compared with the average times count
+        full = load.bytes * 20 >= share * 19
+        if full and evicted * 4 > total * 5 and load.evicted * NOISE_PARTS >= even:
+            takes[chain] = step
+        elif evicted * 4 < total * 3:
+            gives[chain] = max(0, min(step, share - least))
+        elif not full:
+            gives[chain] = max(0, min(step, share - least, share - load.bytes * 20 // 19))
+    moved = min(sum(takes.values()), sum(gives.values()))
+    if not moved:
+        return dict(shares)
+    after = dict(shares)
+    for sign, places in ((1, takes), (-1, gives)):
+        for chain, part in zip(places, apportion(moved, list(places.values())), strict=True):
+            after[chain] += sign * part
+    return after
+
+
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """`total` in proportion to weights, in whole numbers: what is left by rounding goes to the largest
+    remainders, the first of equal ones. No part is above its weight unless `total` is above their sum."""
+    sum_of = sum(weights)
+    parts = [total * weight // sum_of for weight in weights]
+    order = sorted(range(len(weights)), key=lambda at: (-(total * weights[at] % sum_of), at))
+    for at in order[: total - sum(parts)]:
+        parts[at] += 1
+    return parts
