@@ -46,7 +46,7 @@ void ChunkStore::Impl::fill_pending(const Pending& pending, PendingInfo* info) c
   uint32_t granules = pending.image.granules();
   info->version = pending.image.version;
   info->base = pending.base;
-  info->kind = pending.image.kind;
+  info->kind = pending.image.kind();
   info->write_offset = pending.write_offset;
   info->write_length = pending.write_length;
   info->length = pending.image.logical;

@@ -1,55 +1,23 @@
 #include "engine/index.h"
 
-#include <bit>
+#include <sys/random.h>
+
+#include <cstring>
 
 namespace ffs::engine {
 
-// ------------------------------------------------------------------------------ SumArena
-
-namespace {
-uint32_t order_of(uint32_t count) {
-  return static_cast<uint32_t>(std::bit_width(std::bit_ceil(count)) - 1);
-}
-}  // namespace
-
-uint32_t SumArena::add(uint32_t count) {
-  if (count == 0) return 0;
-  FFS_CHECK(count <= kMaxGranules);
-  Order& order = orders_[order_of(count)];
-  if (!order.free.empty()) {
-    uint32_t handle = order.free.back();
-    order.free.pop_back();
-    return handle;
-  }
-  uint32_t per_page = kPageNumbers >> order_of(count);
-  if (order.used / per_page >= order.pages.size()) {
-    order.pages.push_back(std::make_unique<uint32_t[]>(kPageNumbers));
-  }
-  return order.used++;
-}
-
-void SumArena::remove(uint32_t handle, uint32_t count) {
-  if (handle != 0) orders_[order_of(count)].free.push_back(handle);
-}
-
-uint32_t* SumArena::at(uint32_t handle, uint32_t count) {
-  if (handle == 0) return nullptr;
-  uint32_t order = order_of(count);
-  uint32_t per_page = kPageNumbers >> order;
-  return &orders_[order].pages[handle / per_page][(handle % per_page) << order];
-}
-
 // ------------------------------------------------------------------------------ hash
 
-Index::Index(uint64_t max_chunks) {
-  // Sized at start, so that no step has to rehash.
-  uint64_t buckets = std::bit_ceil(max_chunks < 512 ? 1024 : max_chunks * 2);
-  buckets_.resize(buckets);
-  mask_ = buckets - 1;
+Index::Index(uint64_t max_chunks) : hash_(max_chunks) {
+  if (getrandom(secret_.data(), sizeof secret_, 0) != sizeof secret_) secret_ = {1, 2, 3};
 }
 
-uint64_t Index::hash_of(uint16_t target, const ChunkKey& key) {
-  return ChunkKeyHash{}(key) ^ mix64(target + 1ull);
+uint64_t Index::hash_of(uint16_t target, const ChunkKey& key) const {
+  uint64_t parts[3];
+  std::memcpy(parts, key.bytes.data(), sizeof parts);
+  uint64_t hash = mix64(parts[2] ^ secret_[0]);
+  hash = mix64(hash ^ parts[1] ^ secret_[1]);
+  return mix64(hash ^ parts[0] ^ secret_[2] ^ mix64(target + 1ull));
 }
 
 int Index::compare(uint16_t target, const ChunkKey& key, const Chunk& chunk) const {
@@ -58,65 +26,43 @@ int Index::compare(uint16_t target, const ChunkKey& key, const Chunk& chunk) con
 }
 
 uint32_t Index::find(uint16_t target, const ChunkKey& key) const {
-  uint64_t hash = hash_of(target, key);
-  for (uint64_t i = hash & mask_;; i = (i + 1) & mask_) {
-    const Bucket& bucket = buckets_[i];
-    if (bucket.chunk == 0) return 0;
-    if (bucket.hash != static_cast<uint32_t>(hash >> 32)) continue;
-    const Chunk& chunk = chunks_[bucket.chunk];
-    if (chunk.target == target && chunk.key == key) return bucket.chunk;
-  }
+  return hash_.find(hash_of(target, key), [&](uint32_t number) {
+    const Chunk& chunk = chunks_[number];
+    return chunk.target == target && chunk.key == key;
+  });
 }
 
-void Index::grow() {
-  std::vector<Bucket> old(buckets_.size() * 2);
-  old.swap(buckets_);
-  mask_ = buckets_.size() - 1;
-  for (const Bucket& bucket : old) {
-    if (bucket.chunk == 0) continue;
-    const Chunk& chunk = chunks_[bucket.chunk];
-    uint64_t i = hash_of(chunk.target, chunk.key) & mask_;
-    while (buckets_[i].chunk != 0) i = (i + 1) & mask_;
-    buckets_[i] = bucket;
-  }
-}
-
-uint32_t Index::insert(uint16_t target, const ChunkKey& key) {
-  // Chunks with only pending versions may exceed max_chunks a little.
-  if ((size_ + 1ull) * 4 > buckets_.size() * 3) grow();
-  uint32_t number = chunks_.add();
+uint32_t Index::add(uint16_t target, const ChunkKey& key) {
+  const uint32_t number = chunks_.add();
   Chunk& chunk = chunks_[number];
   chunk = Chunk{};
   chunk.key = key;
   chunk.target = target;
-  uint64_t hash = hash_of(target, key);
-  uint64_t i = hash & mask_;
-  while (buckets_[i].chunk != 0) i = (i + 1) & mask_;
-  buckets_[i] = {number, static_cast<uint32_t>(hash >> 32)};
-  size_++;
+  chunk.used = true;
+  hash_.insert(hash_of(target, key), number, hasher());
+  return number;
+}
+
+uint32_t Index::insert(uint16_t target, const ChunkKey& key) {
+  const uint32_t number = add(target, key);
   tree_insert(number);
   return number;
 }
 
 void Index::erase(uint32_t number) {
   Chunk& chunk = chunks_[number];
-  FFS_CHECK(chunk.live == 0);
+  FFS_CHECK(chunk.used && chunk.live == 0);
   tree_erase(number);
-  uint64_t hole = hash_of(chunk.target, chunk.key) & mask_;
-  while (buckets_[hole].chunk != number) hole = (hole + 1) & mask_;
-  for (uint64_t i = hole;;) {
-    i = (i + 1) & mask_;
-    if (buckets_[i].chunk == 0) break;
-    const Chunk& other = chunks_[buckets_[i].chunk];
-    uint64_t home = hash_of(other.target, other.key) & mask_;
-    if (((i - home) & mask_) >= ((i - hole) & mask_)) {
-      buckets_[hole] = buckets_[i];
-      hole = i;
-    }
-  }
-  buckets_[hole] = {};
-  size_--;
+  hash_.erase(hash_of(number), number, hasher());
+  chunk.used = false;
   chunks_.remove(number);
+}
+
+uint64_t Index::memory_bytes() const {
+  uint64_t bytes = chunks_.memory_bytes() + lives_.memory_bytes() + hash_.memory_bytes() + sums.memory_bytes() +
+                   overlays.memory_bytes();
+  for (uint32_t i = 1; i < lives_.end(); i++) bytes += lives_[i].pendings.capacity() * sizeof(Pending);
+  return bytes;
 }
 
 Live& Index::live(uint32_t number) {
@@ -161,7 +107,26 @@ void Index::split(uint32_t tree, const Chunk& at, uint32_t* less, uint32_t* more
   *less = *more = 0;
 }
 
+uint32_t Index::append(uint16_t target, const ChunkKey& key) {
+  if (spine_.empty()) {
+    for (uint32_t at = root_; at != 0; at = chunks_[at].right) spine_.push_back(at);
+  }
+  FFS_CHECK(spine_.empty() || compare(target, key, chunks_[spine_.back()]) > 0);
+  const uint32_t number = add(target, key);
+  const uint64_t own = priority(number);
+  uint32_t below = 0;
+  while (!spine_.empty() && priority(spine_.back()) < own) {
+    below = spine_.back();
+    spine_.pop_back();
+  }
+  chunks_[number].left = below;
+  (spine_.empty() ? root_ : chunks_[spine_.back()].right) = number;
+  spine_.push_back(number);
+  return number;
+}
+
 void Index::tree_insert(uint32_t number) {
+  spine_.clear();
   Chunk& chunk = chunks_[number];
   uint64_t own = priority(number);
   uint32_t* link = &root_;
@@ -175,6 +140,7 @@ void Index::tree_insert(uint32_t number) {
 }
 
 void Index::tree_erase(uint32_t number) {
+  spine_.clear();
   Chunk& chunk = chunks_[number];
   uint32_t* link = &root_;
   while (*link != number) {

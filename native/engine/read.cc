@@ -59,7 +59,7 @@ void ChunkStore::Impl::read(ReadOp* op) {
   int index = target_index(op->target);
   uint32_t chunk = index >= 0 ? state->index.find(static_cast<uint16_t>(index), op->key) : 0;
   const Image* image = chunk != 0 ? choose_image(*op, chunk, &op->pending) : nullptr;
-  if (image == nullptr || image->kind == UpdateKind::remove)
+  if (image == nullptr || image->kind() == UpdateKind::remove)
     return fail_later(op, ENOENT, "no such chunk or version");
   if (op->memory == nullptr && op->sink == nullptr && op->length > 0) {
     return fail_later(op, EINVAL, "a read without a destination");

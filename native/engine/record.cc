@@ -127,38 +127,38 @@ DiskImage to_disk(const Image& image) {
   disk.stored_length = image.stored;
   disk.logical_length = image.logical;
   disk.expiry_ms = image.expiry_ms;
-  disk.place_class = image.place_class;
+  disk.place_class = image.place == 0 ? kNoClass : static_cast<uint8_t>(image.place_class);
   disk.codec = image.codec;
   disk.flags = image.flags;
   disk.role = image.role;
   disk.tag_bytes = image.tag_bytes;
-  disk.kind = static_cast<uint8_t>(image.kind);
+  disk.kind = static_cast<uint8_t>(image.kind_number);
   disk.granules = static_cast<uint16_t>(image.granules());
   std::memcpy(disk.tag, image.tag.data(), kMaxTagBytes);
   return disk;
 }
 
 bool from_disk(const DiskImage& disk, Image* image) {
+  const bool has_place = disk.place != 0;
+  const uint32_t counted = disk.codec == 0 ? disk.logical_length : disk.stored_length;
+  const bool right =
+      disk.kind >= 1 && disk.kind <= 4 && disk.tag_bytes <= kMaxTagBytes && disk.role <= kMaxRole &&
+      !disk.version.none() && disk.stored_length <= kMaxChunkBytes && counted <= kMaxChunkBytes &&
+      (disk.codec != 0 || disk.stored_length <= disk.logical_length) && disk.granules == granules_of(counted) &&
+      has_place == (disk.place_class < kClasses) && has_place == (disk.stored_length > 0) &&
+      (!has_place || (disk.stored_length <= slot_bytes(disk.place_class) && disk.place < 1ull << kPlaceBits)) &&
+      (disk.kind != static_cast<uint8_t>(UpdateKind::remove) || (!has_place && disk.logical_length == 0));
+  if (!right) return false;
   image->version = disk.version;
   image->place = disk.place;
+  image->place_class = has_place ? disk.place_class : 0;
   image->stored = disk.stored_length;
   image->logical = disk.logical_length;
-  image->expiry_ms = disk.expiry_ms;
-  image->place_class = disk.place_class;
-  image->codec = disk.codec;
-  image->flags = disk.flags;
-  image->role = disk.role;
-  image->tag_bytes = disk.tag_bytes;
-  image->kind = static_cast<UpdateKind>(disk.kind);
-  std::memcpy(image->tag.data(), disk.tag, kMaxTagBytes);
-  bool has_place = disk.place != 0;
-  return disk.kind >= 1 && disk.kind <= 4 && disk.tag_bytes <= kMaxTagBytes && !disk.version.none() &&
-         disk.stored_length <= kMaxChunkBytes && (disk.codec != 0 || disk.logical_length <= kMaxChunkBytes) &&
-         (disk.codec != 0 || disk.stored_length <= disk.logical_length) &&
-         disk.granules == image->granules() && has_place == (disk.place_class < kClasses) &&
-         has_place == (disk.stored_length > 0) &&
-         (!has_place || disk.stored_length <= slot_bytes(disk.place_class)) &&
-         (image->kind != UpdateKind::remove || (!has_place && disk.logical_length == 0));
+  image->kind_number = disk.kind;
+  Attributes attributes{disk.expiry_ms, disk.flags, disk.role, disk.codec, disk.tag_bytes, {}};
+  std::memcpy(attributes.tag.data(), disk.tag, kMaxTagBytes);
+  image->set_attributes(attributes);
+  return true;
 }
 
 void seal_block(uint8_t* block, BlockHeader header) {

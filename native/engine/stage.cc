@@ -40,6 +40,7 @@ const char* ChunkStore::Impl::stage_error(const StageOp& op, int* code) const {
   }
   if (op.version.none()) return "an update without a version";
   if (op.attributes.tag_bytes > kMaxTagBytes) return "a tag of more than 16 bytes";
+  if (op.attributes.role > kMaxRole) return "a role above 15";
   uint8_t codec = op.attributes.codec;
   switch (op.kind) {
     case UpdateKind::write:
@@ -108,7 +109,7 @@ bool ChunkStore::Impl::names_removal(const StageOp& op, const OpList& before) co
   }
   uint32_t chunk = state->index.find(op.p.target_index, op.key);
   const Image* base = chunk != 0 ? state->find_image(chunk, op.base) : nullptr;
-  return base != nullptr && base->kind == UpdateKind::remove;
+  return base != nullptr && base->kind() == UpdateKind::remove;
 }
 
 // The version that the record names as base; false if it is gone.
@@ -206,13 +207,13 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
     }
     if (op->base.none() && !newest.none()) {
       const Image* last = state->find_image(chunk, newest);
-      if (last->kind != UpdateKind::remove)
+      if (last->kind() != UpdateKind::remove)
         return failed(ESTALE, "the chunk exists, the update names no base");
     }
   }
   Version named;
   if (!settle_base(*op, &named)) return failed(ESTALE, "the base version is not there");
-  exists = base != nullptr && base->kind != UpdateKind::remove;
+  exists = base != nullptr && base->kind() != UpdateKind::remove;
   if (exists && base->codec != 0 && (op->kind == UpdateKind::write || op->kind == UpdateKind::truncate)) {
     return failed(EINVAL, "an encoded chunk can only be replaced or removed");
   }
@@ -389,18 +390,13 @@ Image ChunkStore::Impl::image_of(StageOp* op, const Image* base) const {
   Image image;
   image.version = op->version;
   image.place = p.place;
-  image.place_class = p.place == 0 ? kNoClass : p.place_class;
+  image.place_class = p.place == 0 ? 0 : p.place_class;
   image.stored = p.stored;
   image.logical = p.new_length;
-  image.kind = op->kind;
+  image.kind_number = static_cast<uint8_t>(op->kind);
   Attributes attributes = op->keep_attributes && base != nullptr ? base->attributes() : op->attributes;
   if (op->kind == UpdateKind::replace) attributes.codec = op->attributes.codec;
-  image.expiry_ms = attributes.expiry_ms;
-  image.flags = attributes.flags;
-  image.role = attributes.role;
-  image.codec = attributes.codec;
-  image.tag_bytes = attributes.tag_bytes;
-  image.tag = attributes.tag;
+  image.set_attributes(attributes);
   if (op->kind == UpdateKind::remove) image.codec = 0;
   if (p.path == kRebuild || p.path == kFresh) p.first_changed = 0, p.end_changed = image.granules();
   return image;

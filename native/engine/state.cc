@@ -182,7 +182,7 @@ void State::drop_image(uint32_t chunk, Image& image) {
     if (slot_shared(chunk, image)) {
       // What the dropped version covered stays off limits for appends of the others.
       auto raise = [&](Image& other) {
-        if (other.place == image.place) other.high_blocks = std::max(other.high_blocks, image.high_blocks);
+        if (other.place == image.place) other.high_blocks = std::max<uint32_t>(other.high_blocks, image.high_blocks);
       };
       raise(index[chunk].image);
       for (Pending& pending : index.live(chunk).pendings) raise(pending.image);
@@ -199,7 +199,7 @@ void State::drop_image(uint32_t chunk, Image& image) {
 void State::raise_high(Image& image, std::span<const OverlayView> overlays) const {
   uint32_t high = static_cast<uint32_t>(round_up(image.stored, kBlock) / kBlock);
   for (const OverlayView& overlay : overlays) high = std::max(high, overlay.first_block + overlay.blocks);
-  image.high_blocks = std::max(image.high_blocks, static_cast<uint16_t>(high));
+  image.high_blocks = std::max<uint32_t>(image.high_blocks, high);
 }
 
 // Pending version number `at` becomes the committed one; those before it fall with the old one.
