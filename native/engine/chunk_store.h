@@ -318,8 +318,9 @@ struct FormatOptions {
   uint64_t size_bytes = 0;     // file: size to make (0: it exists); block device: 0 = all of it
   uint64_t max_chunks = 0;     // 0: size / 256 KiB
   uint64_t journal_bytes = 0;  // 0: chosen (at least one snapshot long)
+  uint32_t sector_bytes = 0;   // 0: the device's; else a block device must have these
   bool sparse = false;         // a file: don't write it through once
-  bool overwrite = false;      // format even if a chunk store is there already (else EEXIST)
+  bool overwrite = false;      // format whatever is there (else EEXIST if it isn't blank)
 };
 
 // Whether what the device has completed is lost by a power cut until it is flushed. automatic: as the kernel
@@ -454,9 +455,11 @@ struct ChunkSample {
 class ChunkStore {
  public:
   // Makes a store on a file or block device. Errors: EINVAL (options, a path that is neither; no
-  // targets), ENOSPC (device too small; `minimum_size_bytes` is the least), EEXIST (a store is
-  // there; see overwrite), EBUSY (in use), and those of io/device.h. Nothing half made: the
-  // superblocks are written last. On return max_chunks and size are in *made, if not null.
+  // targets), ENOSPC (device too small; `minimum_size_bytes` is the least), EEXIST (it isn't blank: the text
+  // of last_open_message names what it holds; see overwrite), EBUSY (in use, always refused), and those
+  // of io/device.h. Nothing half made: the superblocks are written last. A block device is discarded whole
+  // first, and with `overwrite` no signature of what it held before is left. On return max_chunks and size
+  // are in *made, if not null.
   static Status format(io::Io& io, const std::string& path, const FormatOptions& options,
                        DeviceIdentity* made = nullptr);
   // The same on an opened device (the simulated one).
@@ -464,8 +467,12 @@ class ChunkStore {
                             const FormatOptions& options, DeviceIdentity* made = nullptr);
   static uint64_t minimum_size_bytes(uint64_t max_chunks = 0);
 
-  // Who a device is, without opening a store: reads the superblocks. For a scan.
+  // Who a device is, without opening a store: reads the superblocks. For a scan, also of a device in use.
   static Result<DeviceIdentity> identify(const std::string& path);
+  // Takes in what a device or file has beyond its store, after it has grown, as slabs; the journal and
+  // max_chunks stay. `size_bytes`, if not 0, is what a file is lengthened to first. The store must not be
+  // open. Errors: those of open(); EINVAL: nothing to take in (the text has the numbers).
+  static Result<DeviceIdentity> grow(const std::string& path, uint64_t size_bytes = 0);
 
   // Opens and recovers. Errors, each with its own text: EBUSY (in use), EXDEV (another cluster),
   // EMEDIUMTYPE (no ffs superblock), ENOTSUP (an unknown incompatible feature; the text of

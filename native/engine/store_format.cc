@@ -1,7 +1,4 @@
 // Making a store, and knowing one by its superblocks.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <algorithm>
 
 #include <cstdarg>
@@ -11,7 +8,6 @@
 #include <random>
 
 #include "base/crc32c.h"
-#include "base/fd.h"
 #include "engine/store_impl.h"
 
 namespace ffs::engine {
@@ -58,7 +54,9 @@ bool is_zero(const Uuid& uuid) {
   return uuid == Uuid{};
 }
 
-Status check_options(const FormatOptions& options, uint64_t size_bytes, uint32_t sector_bytes) {
+}  // namespace
+
+Status check_format_options(const FormatOptions& options, uint64_t size_bytes, uint32_t sector_bytes) {
   if (is_zero(options.cluster))
     return open_error(EINVAL, "a device needs the id of its cluster", "cluster id is all zeros");
   if (options.targets.empty() || options.targets.size() > kMaxTargets) {
@@ -80,8 +78,15 @@ Status check_options(const FormatOptions& options, uint64_t size_bytes, uint32_t
                       static_cast<unsigned long long>(size_bytes),
                       static_cast<unsigned long long>(ChunkStore::minimum_size_bytes(options.max_chunks)));
   }
+  if (size_bytes > kMaxDeviceBytes) {
+    return open_error(EINVAL, "the device is too large", "%llu bytes, at most %llu can be used",
+                      static_cast<unsigned long long>(size_bytes),
+                      static_cast<unsigned long long>(kMaxDeviceBytes));
+  }
   return ok_status();
 }
+
+namespace {
 
 Superblock make_superblock(const FormatOptions& options, uint64_t size_bytes, uint32_t sector_bytes) {
   Layout layout = layout_for(size_bytes, options.max_chunks, options.journal_bytes);
@@ -173,6 +178,17 @@ Error open_error(int code, const char* what, const char* format, ...) {
   return Error::of(code, what);
 }
 
+void clear_open_message() {
+  t_open_message.clear();
+}
+
+Error open_at_path(const std::string& path, Error error) {
+  if (t_open_message.empty())
+    t_open_message = std::string(error.what != nullptr ? error.what : "") + ": " + std::strerror(error.code);
+  t_open_message = path + ": " + t_open_message;
+  return error;
+}
+
 const std::string& ChunkStore::last_open_message() {
   return t_open_message;
 }
@@ -228,9 +244,11 @@ Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_
     return open_error(EBADMSG, "the superblock contradicts itself", "sequence %llu",
                       static_cast<unsigned long long>(super.sequence));
   if (super.size_bytes > device_bytes) {
-    return open_error(ENOSPC, "the device is smaller than its superblock says",
-                      "%llu bytes, formatted with %llu", static_cast<unsigned long long>(device_bytes),
-                      static_cast<unsigned long long>(super.size_bytes));
+    return open_error(
+        ENOSPC, "the device is smaller than its store",
+        "it has %llu bytes, the store uses %llu: give it its size back; if what was cut off is lost, "
+        "format it anew (--force) and let its replicas be filled",
+        static_cast<unsigned long long>(device_bytes), static_cast<unsigned long long>(super.size_bytes));
   }
   return super;
 }
@@ -268,7 +286,7 @@ uint64_t ChunkStore::minimum_size_bytes(uint64_t max_chunks) {
 Status ChunkStore::format_file(io::Io& io, io::File file, uint64_t size_bytes, uint32_t sector_bytes,
                                const FormatOptions& options, DeviceIdentity* made) {
   uint64_t size = size_bytes / kBlock * kBlock;
-  FFS_TRY_STATUS(check_options(options, size, sector_bytes));
+  FFS_TRY_STATUS(check_format_options(options, size, sector_bytes));
   AlignedBlock block;
   for (uint64_t offset : kSuperblockOffset) {
     int32_t rc = transfer(io, file, false, offset, block.bytes);
@@ -294,105 +312,6 @@ Status ChunkStore::format_file(io::Io& io, io::File file, uint64_t size_bytes, u
   }
   if (made != nullptr) *made = identity_of(super);
   return ok_status();
-}
-
-namespace {
-
-constexpr uint64_t kScannedBytes = kMiB;
-
-// File systems, partition tables, volume managers and databases mark the beginning of what they own, some
-// (GPT, RAID) its end. Anything but zeros there is somebody's. A chunk store is format_file's to name.
-Status refuse_foreign(io::Io& io, io::File file, uint64_t size) {
-  AlignedBlock block;
-  for (uint64_t offset : kSuperblockOffset) {
-    if (transfer(io, file, false, offset, block.bytes) == static_cast<int32_t>(kBlock) &&
-        has_magic(block.bytes)) {
-      return ok_status();
-    }
-  }
-  const uint64_t whole = size / kBlock * kBlock;
-  for (uint64_t offset = 0; offset < whole; offset += kBlock) {
-    if (offset == kScannedBytes && whole > 2 * kScannedBytes) offset = whole - kScannedBytes;
-    const int32_t rc = transfer(io, file, false, offset, block.bytes);
-    if (rc != static_cast<int32_t>(kBlock)) {
-      return open_error(rc < 0 ? -rc : EIO, "reading the device", "at byte %llu",
-                        static_cast<unsigned long long>(offset));
-    }
-    if (std::any_of(block.bytes, block.bytes + kBlock, [](uint8_t byte) { return byte != 0; })) {
-      return open_error(EEXIST, "the device isn't blank: it holds something that isn't ffs's",
-                        "data in the 4 KiB at byte %llu; force the format only if it may go",
-                        static_cast<unsigned long long>(offset));
-    }
-  }
-  return ok_status();
-}
-
-// Puts the path before what went wrong.
-Error at_path(const std::string& path, Error error) {
-  if (t_open_message.empty())
-    t_open_message = std::string(error.what ? error.what : "") + ": " + std::strerror(error.code);
-  t_open_message = path + ": " + t_open_message;
-  return error;
-}
-
-}  // namespace
-
-Status ChunkStore::format(io::Io& io, const std::string& path, const FormatOptions& options,
-                          DeviceIdentity* made) {
-  t_open_message.clear();
-  struct stat status;
-  bool exists = ::stat(path.c_str(), &status) == 0;
-  bool block_device = exists && S_ISBLK(status.st_mode);
-  bool make_file = !block_device && options.size_bytes != 0;
-  if (!block_device && exists && !S_ISREG(status.st_mode)) {
-    return at_path(
-        path, open_error(EINVAL, "neither a regular file nor a block device", "mode %o", status.st_mode));
-  }
-  uint64_t size = options.size_bytes / kBlock * kBlock;
-  if (make_file) {
-    Status checked = check_options(options, size, 512);
-    if (!checked.ok()) return at_path(path, checked.error());
-    if (exists && !options.overwrite && identify(path).ok()) {
-      return at_path(path, open_error(EEXIST, "the device holds an ffs store already",
-                                      "overwrite it only if its data may go"));
-    }
-    Status filled = io::make_device_file(path, size, options.sparse,
-                                         exists && (options.overwrite || status.st_size == 0));
-    if (!filled.ok()) return at_path(path, filled.error());
-  }
-  Status formatted = [&]() -> Status {
-    FFS_TRY(io::Device device, io::open_device(path));
-    struct Closer {
-      io::Device& device;
-      ~Closer() { io::close_device(device); }
-    } closer{device};
-    uint64_t whole = block_device && size != 0 ? std::min(size, device.size_bytes) : device.size_bytes;
-    FFS_TRY(io::File file, io.add_file(device.fd));
-    Status blank = options.overwrite || !exists ? ok_status() : refuse_foreign(io, file, device.size_bytes);
-    Status result = blank.ok() ? format_file(io, file, whole, device.sector_bytes, options, made) : blank;
-    io.remove_file(file);
-    return result;
-  }();
-  if (!formatted.ok()) {
-    if (make_file && !exists) ::unlink(path.c_str());
-    return at_path(path, formatted.error());
-  }
-  return formatted;
-}
-
-Result<DeviceIdentity> ChunkStore::identify(const std::string& path) {
-  t_open_message.clear();
-  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return at_path(path, Error::of(errno, "opening the device"));
-  off_t end = ::lseek(fd.get(), 0, SEEK_END);
-  AlignedBlock a, b;
-  if (::pread(fd.get(), a.bytes, kBlock, static_cast<off_t>(kSuperblockOffset[0])) < 0 ||
-      ::pread(fd.get(), b.bytes, kBlock, static_cast<off_t>(kSuperblockOffset[1])) < 0) {
-    return at_path(path, Error::of(errno, "reading the superblocks"));
-  }
-  auto super = choose_superblock(a.bytes, b.bytes, end > 0 ? static_cast<uint64_t>(end) : 0);
-  if (!super.ok()) return at_path(path, super.error());
-  return identity_of(super.value());
 }
 
 }  // namespace ffs::engine

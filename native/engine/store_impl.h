@@ -1,5 +1,6 @@
 // Inside of ChunkStore: one object, its functions in files by what they do:
-//   store_open.cc   opening, closing                    store_format.cc making a device, identities
+//   store_open.cc   opening, closing                    store_format.cc making a store, identities
+//   format_device.cc files and block devices made ready, grown
 //   replay.cc, judge_tail.cc recovery                   stage.cc, stage_io.cc   updates
 //   read.cc         reads                               apply.cc         overlays into their slots
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
@@ -25,6 +26,11 @@ namespace ffs::engine {
 // Texts with numbers for open, format and identify, by thread (ChunkStore::last_open_message).
 Error open_error(int code, const char* what, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
+void clear_open_message();
+// Puts the path before the sentence.
+Error open_at_path(const std::string& path, Error error);
+
+Status check_format_options(const FormatOptions& options, uint64_t size_bytes, uint32_t sector_bytes);
 // The valid superblock with the higher sequence, or why there is none.
 Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_t device_bytes);
 DeviceIdentity identity_of(const Superblock& super);

@@ -154,8 +154,9 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::stri
                                                      const OpenOptions& options) {
   auto opened = io::open_device(path);
   if (!opened.ok()) {
+    const std::string user = opened.error().code == EBUSY ? io::in_use(path) : std::string();
     return open_error(opened.error().code, opened.error().what, "%s: %s", path.c_str(),
-                      std::strerror(opened.error().code));
+                      user.empty() ? std::strerror(opened.error().code) : user.c_str());
   }
   io::Device device = opened.value();
   auto file = io.add_file(device.fd);

@@ -111,11 +111,11 @@ void close_device(Device& device) {
 
 namespace {
 
-Status write_zeros(int fd, uint64_t size_bytes) {
+Status write_zeros(int fd, uint64_t from, uint64_t size_bytes) {
   constexpr size_t kPiece = 8u << 20;
   void* zeros = ::mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (zeros == MAP_FAILED) return Error::of(errno, "memory for writing the device through");
-  uint64_t at = 0;
+  uint64_t at = from;
   int error = 0;
   while (at < size_bytes && error == 0) {
     size_t part = size_bytes - at < kPiece ? static_cast<size_t>(size_bytes - at) : kPiece;
@@ -128,14 +128,15 @@ Status write_zeros(int fd, uint64_t size_bytes) {
   return ok_status();
 }
 
-Status fill(int fd, uint64_t size_bytes, bool sparse) {
+Status fill(int fd, uint64_t from, uint64_t size_bytes, bool sparse) {
   if (::ftruncate(fd, static_cast<off_t>(size_bytes)) != 0) return Error::of(errno, "sizing the device file");
   if (sparse) return ok_status();
-  if (::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) != 0 && errno != EOPNOTSUPP) {
+  if (::fallocate(fd, 0, static_cast<off_t>(from), static_cast<off_t>(size_bytes - from)) != 0 &&
+      errno != EOPNOTSUPP) {
     return Error::of(errno, errno == ENOSPC ? "the file system has no room for a device file of this size"
                                             : "allocating the device file");
   }
-  FFS_TRY_STATUS(write_zeros(fd, size_bytes));
+  FFS_TRY_STATUS(write_zeros(fd, from, size_bytes));
   if (::fsync(fd) != 0) return Error::of(errno, "syncing the device file");
   return ok_status();
 }
@@ -158,8 +159,22 @@ Status make_device_file(const std::string& path, uint64_t size_bytes, bool spars
         errno, errno == EINVAL ? "the file system of this path has no O_DIRECT" : "making the device file");
   }
   if (lock_device(fd.get()) != 0) return Error::of(EBUSY, "the device file is in use");
-  Status filled = fill(fd.get(), size_bytes, sparse);
+  Status filled = fill(fd.get(), 0, size_bytes, sparse);
   if (!filled.ok() && made) ::unlink(path.c_str());
+  return filled;
+}
+
+Status extend_device_file(Device& device, uint64_t size_bytes) {
+  if (device.block_device || size_bytes % kBlockBytes != 0 || size_bytes <= device.size_bytes)
+    return Error::of(EINVAL, "a device file grows to a multiple of 4096 beyond its size");
+  const uint64_t from = device.size_bytes / kBlockBytes * kBlockBytes;
+  Status filled = fill(device.fd, from, size_bytes, device.sparse);
+  if (filled.ok() && ::fsync(device.fd) != 0) filled = Error::of(errno, "syncing the device file");
+  if (filled.ok()) {
+    device.size_bytes = size_bytes;
+  } else if (::ftruncate(device.fd, static_cast<off_t>(device.size_bytes)) != 0) {
+    return Error::of(errno, "giving the device file its old size back");
+  }
   return filled;
 }
 

@@ -37,4 +37,8 @@ void close_device(Device& device);
 // A failure removes the file that it made. ENOSPC names a full file system.
 Status make_device_file(const std::string& path, uint64_t size_bytes, bool sparse, bool overwrite);
 
+// Lengthens the file of a device that is open; sparse, or with blocks that are written through once. EINVAL:
+// it isn't longer. On failure the file keeps its size.
+Status extend_device_file(Device& device, uint64_t size_bytes);
+
 }  // namespace ffs::io
