@@ -433,7 +433,7 @@ struct Access {
 };
 
 constexpr uint32_t kStampMs = 64;
-constexpr uint32_t kCorrelatedStamps = 16;  // uses within about a second count as one
+constexpr uint32_t kCorrelatedStamps = 32;  // uses within about two seconds count as one
 
 // What the chunks of a space take on a target. Pending versions count in bytes, not in chunks.
 struct SpaceUse {
