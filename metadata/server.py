@@ -26,6 +26,7 @@ from metadata.fs.collector import Collector
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace
 from metadata.fs.sessions import SessionSweeper
+from metadata.fs.spaces import keep_complete
 from metadata.kv import Store, open_store
 
 log = logging.getLogger("ffs.meta")
@@ -93,6 +94,7 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
                 group.create_task(manager.run()),
                 group.create_task(_while_primary(lease, Collector(core).run)),
                 group.create_task(_while_primary(lease, SessionSweeper(core).run)),
+                group.create_task(_while_primary(lease, lambda: keep_complete(store))),
             ]
             announce_ready(PROGRAM, lease.address, config.ready_file, {"cluster": cluster.hex()})
             await stop.wait()

@@ -434,6 +434,7 @@ class DeviceView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     targets: int
     used_targets: int
     free_targets: int
+    role: str = ""
 
 
 class NodeView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -508,6 +509,51 @@ class ChainView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     sync: SyncView | None = None
 
 
+class SpaceChainView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """A chain of a KV space: its share of the quota, and what its head says (`known`: it has said it)."""
+
+    chain: int
+    quota_bytes: int
+    known: bool
+    chunks: int
+    bytes: int
+    evicted_bytes: int
+
+
+class SpaceView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """A KV space: its bounds, and its use as the heads of its chains say; `reported` of its `chains` have
+    said it. Evictions and hits are counted since the servers started."""
+
+    space: int  # inode id
+    table: int
+    table_version: int
+    block_bytes: int
+    quota_bytes: int  # 0: none
+    ttl_ms: int  # 0: none
+    evictable: bool
+    chunks: int
+    bytes: int  # as allocated, on one replica
+    evicted_chunks: int
+    evicted_bytes: int
+    hits: int
+    chains: int
+    reported: int
+    shares: tuple[SpaceChainView, ...] = ()  # where one space was asked for
+
+
+class GetSpaces(Message, tag=128, kw_only=True):
+    """KV spaces and their use, as the primary knows it. `space`: one inode id (NotFound), 0: all."""
+
+    space: int = 0
+
+
+class SpacesReply(Message, tag=129, kw_only=True):
+    """`complete` False: a store of an earlier version is still looked through for its spaces."""
+
+    complete: bool
+    spaces: tuple[SpaceView, ...]
+
+
 class ClusterReply(Message, tag=121, kw_only=True):
     cluster: bytes
     epoch: int
@@ -519,6 +565,7 @@ class ClusterReply(Message, tag=121, kw_only=True):
     targets: tuple[TargetView, ...]
     chains: tuple[ChainView, ...]
     tables: tuple[TableRoute, ...]
+    spaces: tuple[SpaceView, ...] = ()
 
 
 class DrainNode(Message, tag=122, kw_only=True):

@@ -28,6 +28,7 @@ from ffs.proto.cluster import (
     ChainRecord,
     CreateTable,
     GetRouting,
+    GetSpaces,
     GetStatus,
     Heartbeat,
     HeartbeatReply,
@@ -53,6 +54,7 @@ from metadata.cluster.node_config import Configs, node_config
 from metadata.cluster.presence import Presences
 from metadata.cluster.registry import Registry
 from metadata.cluster.routing import RoutingCache, View
+from metadata.cluster.spaces import Spaces
 from metadata.cluster.status import SyncRates, status_reply
 from metadata.fs.schema import fence_key
 from metadata.fs.sessions import fenced_clients
@@ -112,6 +114,7 @@ class Manager:
         self._presences = Presences(failure_timeout_s)
         self._chains = Decisions(self._seat, failure_timeout_s, syncs_of_node)
         self._configs = Configs(lambda node: node_config(self.view, node, self._chains.proposals))
+        self.spaces = Spaces(store, lease, lambda: self.view, self._configs.changed, now_s)
         self.rates = SyncRates()
         self._commands = Commands(store, lease, routing, self)
         self._term = 0  # that what follows belongs to; 0: nothing has been read yet in this one
@@ -146,6 +149,7 @@ class Manager:
             if term == 0:
                 return
             await self._routing.refresh()
+            await self.spaces.enter(term)
             if self.lease.term != term:
                 raise NotPrimary("the manager's lease has gone to another process")
             self._presences.begin(self.now_s(), self.lease.earlier_grants_ms / 1000.0)
@@ -172,7 +176,7 @@ class Manager:
             return self._routing.reply_now(request.known_epoch)  # type: ignore[attr-defined]
         if kind is Ping:
             return OkReply()
-        if kind is Heartbeat or kind is GetStatus or isinstance(request, Commands.REQUESTS):
+        if isinstance(request, (Heartbeat, GetStatus, GetSpaces, *Commands.REQUESTS)):
             self.lease.require()
             if self._term != self.lease.term:
                 return None  # `handle` begins the term first
@@ -186,6 +190,8 @@ class Manager:
             return self._heartbeat(peer, request)
         if isinstance(request, GetStatus):
             return status_reply(self, self.view, self.cluster, self.lease, self.clock)
+        if isinstance(request, GetSpaces):
+            return self.spaces.reply(request)
         return self._commands.handle_now(peer, request)
 
     async def handle(self, peer: Peer, request: Message) -> Message:
@@ -194,7 +200,7 @@ class Manager:
         self.lease.require()
         await self._enter_term()
         self.lease.require()
-        if isinstance(request, (Heartbeat, GetStatus, *Commands.REQUESTS)):
+        if isinstance(request, (Heartbeat, GetStatus, GetSpaces, *Commands.REQUESTS)):
             reply = self._answer(peer, request)
             return reply if reply is not None else await self._commands.handle(peer, request)
         if isinstance(request, CreateTable):
@@ -264,6 +270,7 @@ class Manager:
                 await _survive(self._load_fences())
                 await _survive(self._save_usage())
                 await _survive(self._commands.tick())
+                await _survive(self.spaces.tick())
 
     async def _keep_alive(self) -> None:
         while True:
@@ -346,6 +353,7 @@ class Manager:
             state.sequence, state.heard_s = beat.sequence, now
             state.beats += 1
             state.acted = self._configs.numbered(beat.node, beat.config)
+            self.spaces.heard(beat)
             changed = self._take_reports(beat, state)
             self.rates.heard(state.reports.values(), now)
             if not was_here:
@@ -419,6 +427,7 @@ class Manager:
             fences=self._fences_for(state),
             lease_ms=lease_ms,
             term=self._term,
+            spaces=self.spaces.news_for(beat.node, beat.spaces),
         )
 
     def _fences_for(self, state: NodeState) -> tuple[int, ...]:
@@ -436,10 +445,11 @@ class Manager:
             state = self._state_of(request.node, request.incarnation)
             config = self._configs.of(request.node, term)
             fences = self._fences_for(state)
+            spaces = self.spaces.news_for(request.node, request.spaces)
             left_s = deadline - loop.time()
-            if config.number != request.config or fences or left_s <= 0:
+            if config.number != request.config or fences or spaces is not None or left_s <= 0:
                 fresh = config if config.number != request.config else None
-                return WaitConfigReply(config=fresh, fences=fences, term=term)
+                return WaitConfigReply(config=fresh, fences=fences, term=term, spaces=spaces)
             state.waits += 1
             try:
                 await self._configs.wait(request.node, left_s)

@@ -13,6 +13,7 @@
     cB <table u32> <version u32>  TableRecord
     cS <node u64>            UsageRecord
     cR                       RebalanceRecord (metadata.cluster.moves): one that goes on
+    cQ <space u64>           SharesRecord (metadata.cluster.spaces): shares of a quota that aren't even
 
 Integers in keys are big-endian, so ranges come in order.
 """

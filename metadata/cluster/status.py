@@ -151,6 +151,7 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
         ),
         chains=tuple(_chain_view(manager, chain, reports) for chain in view.chains.values()),
         tables=view.table_routes(),
+        spaces=manager.spaces.views(),
     )
 
 
@@ -209,6 +210,7 @@ def _device_view(
         targets=len(targets),
         used_targets=sum(target.id in used for target in targets),
         free_targets=sum(is_free(view, target) for target in targets) if device is not None else 0,
+        role=device.role if device is not None else "",
     )
 
 

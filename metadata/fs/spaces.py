@@ -7,10 +7,15 @@ when its own entry goes. A store of a version before the index gets it by `compl
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
+from ffs.errors import Damaged, FfsError
 from ffs.proto.records import KV_SPACE, Inode, KvIndexEntry
 from metadata.fs.schema import (
     KV_INDEX,
@@ -28,7 +33,10 @@ from metadata.fs.schema import (
 )
 from metadata.kv.contract import Snapshot, Store, Transaction, after
 
+_log = logging.getLogger(__name__)
+
 PAGE: Final = 1000
+RETRY_S: Final = 5.0
 INODE_KEY_BYTES: Final = len(inode_key(0))
 
 
@@ -56,14 +64,21 @@ def forget_space(txn: Transaction, ino: int) -> None:
 
 
 async def read_index(snapshot: Snapshot, known: SpaceIndex) -> SpaceIndex:
-    """The index now; `known` itself if it is that still."""
+    """The index now; `known` itself if it is that still. Raises Damaged, naming the record."""
     changes = unsigned(await snapshot.get(KV_INDEX_CHANGES))
     complete = await snapshot.get(KV_INDEX_COMPLETE) is not None
     if (changes, complete) == (known.changes, known.complete):
         return known
     pairs = await snapshot.range(KV_INDEX, after(KV_INDEX))
-    spaces = {id_in_key(key): decode_kv_index(value) for key, value in pairs}
+    spaces = {id_in_key(key): _entry(key, value) for key, value in pairs}
     return SpaceIndex(changes, complete, spaces)
+
+
+def _entry(key: bytes, value: bytes) -> KvIndexEntry:
+    try:
+        return decode_kv_index(value)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"record {key!r} of the metadata store can't be read: {error}") from None
 
 
 async def complete(store: Store) -> int:
@@ -84,15 +99,35 @@ async def complete(store: Store) -> int:
     return found
 
 
+async def keep_complete(store: Store) -> None:
+    """`complete` where it is needed, until it is done."""
+    while not await store.read(lambda snapshot: snapshot.get(KV_INDEX_COMPLETE)):
+        try:
+            found = await complete(store)
+            _log.warning("the index of KV spaces is made: %d spaces of an earlier version", found)
+        except FfsError as error:
+            _log.warning("the index of KV spaces isn't made yet: %s", error)
+            await asyncio.sleep(RETRY_S)
+
+
 async def _page(snapshot: Snapshot, begin: bytes) -> tuple[list[int], bytes]:
     """(KV spaces among these keys, where to go on; b"": that was all)."""
     pairs = await snapshot.range(begin, b"j", PAGE)
     spaces = [
         int.from_bytes(key[-8:], "big")
         for key, value in pairs
-        if len(key) == INODE_KEY_BYTES and decode_inode(value).type == KV_SPACE
+        if len(key) == INODE_KEY_BYTES and _is_space(key, value)
     ]
     return spaces, pairs[-1][0] + b"\0" if len(pairs) == PAGE else b""
+
+
+def _is_space(key: bytes, value: bytes) -> bool:
+    """An inode that can't be read is none: one bad record doesn't keep the others from the index."""
+    try:
+        return decode_inode(value).type == KV_SPACE
+    except msgspec.MsgspecError as error:
+        _log.error("record %r of the metadata store can't be read: %s", key, error)
+        return False
 
 
 async def _add(txn: Transaction, ino: int) -> int:

@@ -23,6 +23,7 @@ from metadata.kv.memory import MemoryStore
 
 CLUSTER = b"c" * 16
 TIMEOUT_S = 5.0
+NO_SPACES = proto.SpaceConfig(revision=(0, 0), policies=())
 STORAGE = Peer("storage", "n", 0, 0, 1, False)
 CLIENT = Peer("client", "c", 0, 0, 1, False)
 
@@ -132,6 +133,11 @@ class SimNode:
     lease_ms: int = -1  # of the last reply
     released: set[int] = field(default_factory=set)  # that it was ever told to drop
     domain: str = ""
+    role: str = ""
+    takes_spaces: bool = True  # False: a version before policies
+    spaces: proto.SpaceConfig = NO_SPACES
+    told: int = 0  # how many SpaceConfigs it was sent in this incarnation
+    use: dict[tuple[int, int], proto.SpaceUse] = field(default_factory=dict)  # (target, space)
 
     async def start(self, process: Process, count: int = 4) -> None:
         if not self.targets:
@@ -143,6 +149,7 @@ class SimNode:
             self.targets = {target: Target() for target in reply.targets}
         self.targets = {ident: target.restarted() for ident, target in self.targets.items()}
         self.config, self.fenced, self.fences, self.sequence = (0, 0), (), set(), 0
+        self.spaces, self.told = NO_SPACES, 0
         registered = await process.ask(
             proto.RegisterNode(
                 name=self.name,
@@ -150,7 +157,11 @@ class SimNode:
                 host_id="h",
                 devices=(
                     proto.DeviceInfo(
-                        uuid=self.device, path="/dev/x", size_bytes=1 << 30, targets=tuple(self.targets)
+                        uuid=self.device,
+                        path="/dev/x",
+                        size_bytes=1 << 30,
+                        targets=tuple(self.targets),
+                        role=self.role,
                     ),
                 ),
                 domain=self.domain,
@@ -176,6 +187,8 @@ class SimNode:
             reports=tuple(self.report(ident) for ident in self.targets),
             fenced=self.fenced,
             sequence=self.sequence,
+            spaces=self.spaces.revision if self.takes_spaces else None,
+            space_use=tuple(self.use.values()),
         )
 
     def report(self, ident: int) -> proto.TargetReport:
@@ -207,10 +220,17 @@ class SimNode:
         assert isinstance(reply, proto.HeartbeatReply)
         self.fenced = reply.fences
         self.fences.update(reply.fences)
+        if reply.spaces is not None:
+            self.take_spaces(reply.spaces)
         if reply.config is not None:
             self.act_on(reply.config)
         self.lease_ms = reply.lease_ms
         return reply
+
+    def take_spaces(self, spaces: proto.SpaceConfig) -> None:
+        assert spaces.revision > self.spaces.revision
+        self.spaces = spaces
+        self.told += 1
 
     def act_on(self, config: proto.NodeConfig) -> None:
         self.config = config.number
