@@ -103,9 +103,10 @@ bool Allocator::leaves_reserve(const Room& left, uint8_t place_class) {
   return needed <= left.slabs;
 }
 
-bool Allocator::room_for(uint8_t place_class) const {
+bool Allocator::room_for(uint8_t place_class, bool update) const {
   Room left = room(true);
   if (class_used_[place_class] == 0) left.lacking++;
+  if (update) return left.open[place_class] > 0 || left.slabs >= left.lacking;
   return leaves_reserve(left, place_class);
 }
 

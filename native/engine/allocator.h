@@ -32,13 +32,16 @@ class Allocator {
   // A free slot as a device block number, of the fullest slab that has one; 0 if there is none.
   uint64_t allocate(uint8_t place_class, Asker asker);
   void free(uint64_t place, uint8_t place_class);
-  // Whether a new chunk of this class could be placed, now or once slabs are compacted and discarded.
-  bool room_for(uint8_t place_class) const;
+  // Whether a new chunk of this class (or an update) could be placed, now or once slabs are compacted and
+  // discarded.
+  bool room_for(uint8_t place_class, bool update) const;
   // Bytes that new chunks of the classes in use, and of any class in what is free beside them, can take,
   // now or after compaction.
   uint64_t room_bytes() const;
-  // Whether slot and class would come from a free slab.
-  bool needs_slab(uint8_t place_class) const { return free_slots_[place_class] == 0; }
+  // Whether it could be placed now without a free slab.
+  bool has_own_room(uint8_t place_class, bool update) const {
+    return free_slots_[place_class] >= (update ? 1 : 2);
+  }
 
   // Rebuilding after replay: false if the slot isn't one of this device, or clashes with another.
   bool claim(uint64_t place, uint8_t place_class);

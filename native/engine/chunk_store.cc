@@ -359,9 +359,7 @@ bool ChunkStore::has_target(TargetId target) const {
 }
 
 Capacity ChunkStore::capacity() const {
-  const Impl& s = *impl_;
-  return {s.allocator->capacity_bytes(), s.allocator->room_bytes(), s.super.max_chunks,
-          s.state->committed_chunks};
+  return impl_->capacity();
 }
 
 TargetUsage ChunkStore::usage(TargetId target) const {
@@ -378,9 +376,21 @@ StoreMetrics ChunkStore::metrics() const {
   m.journal_used_bytes = s.journal->used_bytes();
   m.journal_size_bytes = s.journal->region_bytes();
   m.snapshot_age_us = s.now_us - s.last_snapshot_us;
-  m.waiting = s.stage_waiters.size() + s.read_waiters.count;
+  m.waiting_for_room = s.space_waiters.size();
+  m.waiting = s.stage_waiters.size() + s.space_waiters.size() + s.read_waiters.count;
+  m.free_slabs = s.allocator->free_slabs();
   m.poisoned = s.poisoned;
   return m;
+}
+
+bool ChunkStore::room_for(uint32_t bytes) const {
+  return impl_->room_for(bytes);
+}
+SpaceNeed ChunkStore::compaction_need() const {
+  return impl_->compaction_need();
+}
+void ChunkStore::compact(uint32_t max_bytes) {
+  impl_->compact(max_bytes);
 }
 
 std::string ChunkStore::check_consistency() const {

@@ -245,6 +245,11 @@ struct StageOp : StoreOp {
     uint64_t ticket = 0;   // in the order of the calls
     Version only_over;     // install
     bool reading = false;
+    bool yielded = false;      // a move: its chunk's turn is an update's now
+    bool room_update = false;  // what it waits for when there is no slot
+    uint8_t room_class = 0;
+    uint64_t room_since_us = 0;  // 0: it doesn't
+    uint64_t room_block = 0;
     uint8_t in_flight = 0;
     uint16_t target_index = 0;
     uint64_t place = 0;
@@ -352,8 +357,12 @@ struct OpenOptions {
   Discard discard = Discard::automatic;
   size_t scratch_bytes = 64u << 20;  // the store's own buffers: journal, snapshots, bounces
   size_t overlay_bytes = 16u << 20;  // small updates that wait to be applied in place
+  size_t replay_overlay_bytes = 64u << 20;  // of them in memory while the journal is replayed; the rest is
+                                            // fetched from the device when it is applied
   uint32_t max_apply_in_flight = 8;
   uint32_t release_step_chunks = 128;  // of release_target(), in one pass: well under a millisecond
+  uint64_t discard_delay_us = 500'000;  // freed slabs wait so long for their neighbours
+  bool compact_eagerly = false;  // for tests: empties whatever slab it can, however much is free
   // For offline checks of a copy: clashes are listed here instead of refusing the device.
   std::vector<SlotClash>* clashes = nullptr;
 };
@@ -363,6 +372,8 @@ struct Mutants {
   bool acknowledge_without_flush = false;
   bool replay_without_verification = false;
   bool reuse_slot_before_flush = false;
+  bool discard_before_flush = false;
+  bool move_ignores_waiters = false;
 };
 
 struct Capacity {
@@ -395,7 +406,17 @@ struct StoreMetrics {
   uint64_t waiting = 0;          // ops that wait for room inside the store
   uint64_t longest_step_us = 0;  // of waking waiters, ending a flush, or writing a slice, without returning
   bool poisoned = false;
+  uint64_t moves = 0, moved_bytes = 0;  // by compaction
+  uint64_t moves_dropped = 0;           // an update waited, a granule was bad
+  uint64_t slabs_emptied = 0;
+  uint64_t free_slabs = 0;
+  uint64_t discards = 0, discarded_bytes = 0, discard_failures = 0;
+  uint64_t waiting_for_room = 0;  // of `waiting`: updates that find no slot now
 };
+
+// What compaction would do good for. soon: few slabs are free and some could be. urgent: updates wait for a
+// slot, and the store compacts by itself from now on.
+enum class SpaceNeed : uint8_t { none, soon, urgent };
 
 struct DeviceIdentity {
   Uuid cluster{};
@@ -619,6 +640,17 @@ class ChunkStore {
   bool has_target(TargetId target) const;
   Capacity capacity() const;
   TargetUsage usage(TargetId target) const;
+  // Whether a new chunk of so many bytes can be stored, at once or after compaction.
+  bool room_for(uint32_t bytes) const;
+
+  // --- compaction: chunks of sparse slabs move into others of their class, so that whole slabs are free
+  // for any class. Nothing of a chunk changes; readers keep the old slot; an update that comes takes its turn at once.
+  SpaceNeed compaction_need() const;  // cheap
+  // Grants moves of so many more bytes, which run by themselves from then on, two at a time. Returns at
+  // once; does nothing where nothing is to be gained.
+  void compact(uint32_t max_bytes);
+  // Gives all free slabs back to the device. Blocks (tools). *discarded_bytes may be null.
+  Status discard_free(uint64_t* discarded_bytes);
   StoreMetrics metrics() const;
 
   // For tests: every slot is owned by exactly the versions that the index names, counters agree.
@@ -629,6 +661,7 @@ class ChunkStore {
 
  private:
   friend class Recovery;
+  friend class OfflineStore;
   struct Impl;
   explicit ChunkStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -67,7 +67,7 @@ void ChunkStore::Impl::install_prepared(StageOp* op) {
   Writer writer = journal->append(stage_bytes(record.changed_granules, {}));
   encode_stage(writer, RecordType::install, p.target_index, record, sums, {});
   FFS_CHECK(writer.ok() && writer.left() == 0);
-  p.new_place = false;  // the record names it
+  name_place(op);
   const char* contradiction = state->install(p.target_index, record, sums);
   FFS_CHECK(contradiction == nullptr);
   counters.installed++;

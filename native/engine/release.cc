@@ -11,7 +11,10 @@ bool ChunkStore::Impl::updates_on_the_way(uint16_t target, uint64_t before_ticke
   busy.for_each([&](const BusyKey& key, const OpList& queue) {
     if (key.target != target) return;
     for (const StoreOp* op = queue.head; op != nullptr; op = op->next)
-      found |= static_cast<const StageOp*>(op)->p.ticket < before_ticket;
+    {
+      const auto& p = static_cast<const StageOp*>(op)->p;
+      found |= p.mode != kMoveMode && p.ticket < before_ticket;  // moves leave no trace
+    }
   });
   return found;
 }

@@ -92,7 +92,9 @@ void ChunkStore::Impl::enqueue(StageOp* op) {
   }
   op->p.target_index = static_cast<uint16_t>(target_index(op->target));
   OpList& queue = busy[{op->p.target_index, op->key}];
-  op->p.refused = op->p.dropped = false;
+  yield_move(queue);
+  op->p.refused = op->p.dropped = op->p.yielded = false;
+  op->p.room_since_us = op->p.room_block = 0;
   op->p.ticket = next_ticket++;
   op->p.base_is_removal = names_removal(*op, queue);
   stages_in_flight++;
@@ -123,8 +125,7 @@ bool ChunkStore::Impl::settle_base(const StageOp& op, Version* base) const {
 
 // The op is the first of its chunk.
 void ChunkStore::Impl::arrive(StageOp* op) {
-  Begin begun = stage_waiters.empty() ? begin_stage(op) : Begin::wait;
-  if (begun == Begin::wait) stage_waiters.push_back(op);
+  park(op, stage_waiters.empty() ? begin_stage(op) : Begin::wait);
 }
 
 void ChunkStore::Impl::retry_waiting() {
@@ -140,10 +141,12 @@ void ChunkStore::Impl::retry_waiting() {
   while (!stage_waiters.empty()) {
     StageOp* op = stage_waiters.front();
     stage_waiters.pop_front();
-    if (begin_stage(op) == Begin::wait) {
+    const Begin begun = begin_stage(op);
+    if (begun == Begin::wait) {
       stage_waiters.push_front(op);
       break;
     }
+    park(op, begun);
   }
   while (!read_waiters.empty()) {
     auto op = static_cast<ReadOp*>(read_waiters.head);
@@ -188,12 +191,10 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   auto& p = op->p;
   uint32_t chunk = state->index.find(p.target_index, op->key);
   const Image* base = nullptr;
-  bool exists;
   if (p.mode == kInstallMode) {
     if (!condition_holds(*op))
       return failed(ECANCELED, "another version is committed than the condition names");
-    exists = chunk != 0 && !state->index[chunk].image.version.none();
-    return plan_room(op, nullptr, exists, code, what);
+    return plan_room(op, nullptr, chunk != 0 ? state->index[chunk].image.place_class : kNoClass, code, what);
   }
   if (chunk != 0) {
     Version newest = state->newest(chunk);
@@ -213,16 +214,16 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan(StageOp* op, int* code, const cha
   }
   Version named;
   if (!settle_base(*op, &named)) return failed(ESTALE, "the base version is not there");
-  exists = base != nullptr && base->kind() != UpdateKind::remove;
+  const bool exists = base != nullptr && base->kind() != UpdateKind::remove;
   if (exists && base->codec != 0 && (op->kind == UpdateKind::write || op->kind == UpdateKind::truncate)) {
     return failed(EINVAL, "an encoded chunk can only be replaced or removed");
   }
-  return plan_room(op, exists ? base : nullptr, exists, code, what);
+  return plan_room(op, exists ? base : nullptr, exists ? base->place_class : kNoClass, code, what);
 }
 
-// What any change needs; `base`: whose bytes count, `existing`: may use the reserve of slots.
-ChunkStore::Impl::Begin ChunkStore::Impl::plan_room(StageOp* op, const Image* base, bool existing, int* code,
-                                                    const char** what) {
+// What any change needs; `base`: whose bytes count, `base_class`: of the slot that it frees, if any.
+ChunkStore::Impl::Begin ChunkStore::Impl::plan_room(StageOp* op, const Image* base, uint8_t base_class,
+                                                    int* code, const char** what) {
   auto failed = [&](int error, const char* text) {
     *code = error;
     *what = text;
@@ -241,7 +242,7 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan_room(StageOp* op, const Image* ba
     return Begin::wait;
   }
   choose_path(op, base, chunk);
-  return claim_memory(op, existing, code, what);
+  return claim_memory(op, base_class, code, what);
 }
 
 void ChunkStore::Impl::choose_path(StageOp* op, const Image* base, uint32_t chunk) {
@@ -302,7 +303,7 @@ void ChunkStore::Impl::choose_path(StageOp* op, const Image* base, uint32_t chun
 }
 
 // Takes slot, scratch and overlay memory; all or nothing.
-ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, bool existing, int* code,
+ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, uint8_t base_class, int* code,
                                                        const char** what) {
   auto& p = op->p;
   uint32_t end = write_offset(*op) + op->length;
@@ -333,29 +334,9 @@ ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, bool existin
   if (p.path != kFresh && p.path != kRebuild) {
     if (p.stored == 0) p.place_class = kNoClass;
     p.place = p.stored == 0 ? 0 : p.base_place;
-  } else {
-    uint32_t hint = std::min(op->size_hint, kMaxChunkBytes);
-    uint8_t least = Allocator::class_for(p.stored);
-    uint8_t wished = hint > p.stored ? Allocator::class_for(hint) : least;
-    const auto asker = existing ? Allocator::Asker::update : Allocator::Asker::fresh;
-    p.place = allocator->allocate(wished, asker);
-    p.place_class = wished;
-    if (p.place == 0 && wished != least) {
-      p.place = allocator->allocate(least, asker);
-      p.place_class = least;
-    }
-    if (p.place == 0) {
-      release_stage(op);
-      // Room that is free after a flush, a read, or some steps.
-      if (!quarantine.empty() || dying_slots > 0 || !releases.empty()) {
-        want_flush();
-        return Begin::wait;
-      }
-      *code = ENOSPC;
-      *what = "no free slot of this size";
-      return Begin::failed;
-    }
-    p.new_place = true;
+  } else if (!take_slot(op, base_class)) {
+    release_stage(op);
+    return wait_for_room(op, base_class, code, what);
   }
   if (p.base_place != 0) ref_slot(p.base_place);
   state->ref_overlay(p.base_overlay);
@@ -448,7 +429,7 @@ void ChunkStore::Impl::prepared(StageOp* op) {
   encode_stage(writer, RecordType::stage, p.target_index, record, sums, overlays);
   FFS_CHECK(writer.ok() && writer.left() == 0);
   p.overlay = nullptr;  // the state's now
-  p.new_place = false;
+  name_place(op);
   const char* contradiction = state->stage(p.target_index, record, sums, overlays);
   FFS_CHECK(contradiction == nullptr);
 
@@ -477,7 +458,11 @@ void ChunkStore::Impl::release_stage(StageOp* op) {
   }
   if (p.scratch != nullptr) scratch->release(p.scratch);
   if (p.overlay != nullptr) overlay_unused(p.overlay, p.overlay_blocks);
-  if (p.new_place) allocator->free(p.place, p.place_class);  // no record names it
+  if (p.new_place) {  // no record names it
+    allocator->free(p.place, p.place_class);
+    places_held--;
+    note_room();
+  }
   p.scratch = p.overlay = nullptr;
   p.new_place = false;
 }
@@ -488,13 +473,23 @@ void ChunkStore::Impl::abandon(StageOp* op, int error, const char* what) {
   fail_later(op, error, what);
 }
 
+// The slot that was taken for the update belongs to a version now.
+void ChunkStore::Impl::name_place(StageOp* op) {
+  if (op->p.new_place) places_held--;
+  op->p.new_place = false;
+}
+
 // The next update of the chunk may begin.
 void ChunkStore::Impl::leave_busy(StageOp* op) {
+  stages_in_flight--;
+  leave_queue(op);
+}
+
+void ChunkStore::Impl::leave_queue(StageOp* op) {
   BusyKey key{op->p.target_index, op->key};
   OpList* queue = busy.find(key);
   FFS_CHECK(queue != nullptr && queue->head == op);
   queue->pop();
-  stages_in_flight--;
   if (queue->empty()) {
     busy.erase(key);
   } else {

@@ -58,7 +58,7 @@ std::string ChunkStore::Impl::check_consistency() const {
     if (!allocator->in_use(named[i].first, named[i].second)) return "a slot in use is free in the allocator";
     bytes += slot_bytes(named[i].second);
   }
-  if (stages_in_flight == 0 && bytes != allocator->used_bytes())
+  if (places_held == 0 && bytes != allocator->used_bytes())
     return "the allocator holds slots that nobody owns";
   return {};
 }

@@ -60,6 +60,9 @@ void ChunkStore::Impl::pump() {
   step_release();
   if (accounts_unfinished) step_accounts();
   retry_waiting();
+  retry_space_waiters();
+  step_compaction();
+  step_discards(false);
   pump_apply();
   if (flush_wanted && !journal->busy() && !poisoned) {
     flush_wanted = false;
@@ -143,11 +146,13 @@ void ChunkStore::Impl::slot_unused(uint64_t place, uint8_t place_class) {
 
 // Until the record that freed it is durable, a crash may bring the slot's old owner back.
 void ChunkStore::Impl::quarantine_slot(uint64_t place, uint8_t place_class) {
+  if (mutants.discard_before_flush) discard_slot(place, place_class);
   // The record was appended just before, or earlier.
   uint64_t block = journal->last_block();
   if (mutants.reuse_slot_before_flush ||
       (block <= journal->flushed_block() && !journal->anything_gathered())) {
     allocator->free(place, place_class);
+    note_room();
     schedule_pump();
   } else {
     quarantine.push_back({place, block, place_class});
@@ -158,6 +163,7 @@ void ChunkStore::Impl::release_quarantine(uint64_t flushed_block) {
   while (!quarantine.empty() && quarantine.front().block <= flushed_block) {
     allocator->free(quarantine.front().place, quarantine.front().place_class);
     quarantine.pop_front();
+    note_room();
   }
 }
 
@@ -172,7 +178,8 @@ void ChunkStore::Impl::overlay_unused(uint8_t* bytes, uint32_t blocks) {
     counters.overlay_bytes -= blocks * kBlock;
     overlay_pool->release(bytes);
   } else {
-    std::free(bytes);  // made by replay
+    if (bytes != nullptr) heap_overlay_bytes -= blocks * kBlock;  // made by replay
+    std::free(bytes);
   }
 }
 
@@ -194,7 +201,8 @@ void ChunkStore::Impl::tick(uint64_t now) {
 
 bool ChunkStore::Impl::idle() const {
   return stages_in_flight == 0 && reads_in_flight == 0 && durable_waiters.empty() && ops_deferred == 0 &&
-         !journal->busy() && applying == 0 && releases.empty() && !snap.active && !pump_scheduled;
+         !journal->busy() && applying == 0 && releases.empty() && !snap.active && !pump_scheduled &&
+         compaction.in_flight == 0 && discards_in_flight == 0;
 }
 
 }  // namespace ffs::engine

@@ -1,10 +1,13 @@
 // Inside of ChunkStore: one object, its functions in files by what they do:
 //   store_open.cc   opening, closing                    store_format.cc making a store, identities
 //   format_device.cc files and block devices made ready, grown
-//   replay.cc, judge_tail.cc recovery                   stage.cc, stage_io.cc   updates
+//   load_snapshot.cc, replay.cc, judge_tail.cc, replay_apply.cc: recovery
+//                    stage.cc, stage_io.cc   updates
 //   read.cc         reads                               apply.cc         overlays into their slots
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
 //   install.cc      whole versions put in and taken out  release.cc      targets emptied
+//   space.cc        updates that wait for a slot         compact.cc, move.cc slabs emptied
+//   discard.cc      slabs given back to the device
 //   access.cc       access times, use of spaces, samples
 #pragma once
 
@@ -17,6 +20,7 @@
 #include "base/flat_map.h"
 #include "engine/allocator.h"
 #include "engine/chunk_store.h"
+#include "engine/compact.h"
 #include "engine/journal.h"
 #include "engine/state.h"
 #include "io/buffer_pool.h"
@@ -37,7 +41,7 @@ DeviceIdentity identity_of(const Superblock& super);
 void seal_superblock(Superblock* super);
 uint64_t unix_ms();
 
-enum QueueMode : uint8_t { kUpdateMode = 0, kInstallMode = 1, kEraseMode = 2 };
+enum QueueMode : uint8_t { kUpdateMode = 0, kInstallMode = 1, kEraseMode = 2, kMoveMode = 3 };
 enum OpKindOfStore : uint8_t { kPlainOp = 0, kStageKind = 1, kReadKind = 2 };
 
 // A first-in first-out list of ops through StoreOp::next.
@@ -149,7 +153,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void release_quarantine(uint64_t flushed_block);
 
   // --- updates (stage.cc)
-  enum class Begin { started, wait, failed };
+  enum class Begin { started, wait, wait_room, failed };
   void stage(StageOp* op);
   void enqueue(StageOp* op);  // its turn among the updates of the chunk
   const char* stage_error(const StageOp& op, int* code) const;
@@ -159,10 +163,10 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool names_removal(const StageOp& op, const OpList& before) const;
   bool settle_base(const StageOp& op, Version* base) const;
   Begin plan(StageOp* op, int* code, const char** what);
-  Begin plan_room(StageOp* op, const Image* base, bool existing, int* code, const char** what);
+  Begin plan_room(StageOp* op, const Image* base, uint8_t base_class, int* code, const char** what);
   void choose_path(StageOp* op, const Image* base, uint32_t chunk);
   void plan_span(StageOp* op);
-  Begin claim_memory(StageOp* op, bool existing, int* code, const char** what);
+  Begin claim_memory(StageOp* op, uint8_t base_class, int* code, const char** what);
   void begin_io(StageOp* op);
   void read_span(StageOp* op, uint32_t from, uint32_t to);
   void span_ready(StageOp* op);
@@ -179,7 +183,50 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void abandon(StageOp* op, int error, const char* what);
   void release_stage(StageOp* op);
   void leave_busy(StageOp* op);
+  void leave_queue(StageOp* op);
+  void name_place(StageOp* op);
   void retry_waiting();
+
+  // --- room (space.cc)
+  void note_room();
+  uint64_t allocate_for(StageOp* op, uint8_t place_class, bool update);
+  bool take_slot(StageOp* op, uint8_t base_class);
+  Begin wait_for_room(StageOp* op, uint8_t base_class, int* code, const char** what);
+  void retry_space_waiters();
+  void park(StageOp* op, Begin begun);
+  Capacity capacity() const;
+  bool room_for(uint32_t bytes) const;
+
+  // --- compaction (compact.cc, move.cc)
+  struct MoveWork;
+  SpaceNeed compaction_need() const;
+  void compact(uint32_t max_bytes);
+  void step_compaction();
+  void begin_round(bool urgent);
+  void scan_for_victims();
+  void start_moves(bool urgent);
+  void end_round();
+  MoveWork* move_memory();
+  void free_move_memory();
+  Begin start_move(uint32_t chunk);
+  void move_piece(MoveWork* work);
+  void move_io_done(MoveWork* work, int32_t result);
+  bool move_is_right(const MoveWork& work) const;
+  void record_move(MoveWork* work);
+  void end_move(MoveWork* work, bool moved);
+  void yield_move(OpList& queue);
+
+  // --- discards (discard.cc)
+  struct DiscardJob {
+    io::Op op;
+    Impl* impl = nullptr;
+    uint32_t first = 0, count = 0;  // slabs
+  };
+  void begin_discards();
+  void step_discards(bool at_once);
+  void discard_done(DiscardJob* job, int32_t result);
+  Status discard_free(uint64_t* discarded_bytes);
+  void discard_slot(uint64_t place, uint8_t place_class);  // canary mutant
 
   // --- whole versions (install.cc)
   struct EraseWork;
@@ -239,7 +286,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void apply_next(ApplyJob* job);
   void apply_synced(uint64_t sync);
   void end_apply(ApplyJob* job);
-  Status apply_now(uint32_t chunk);  // recovery
+  Status apply_now(uint32_t chunk);  // recovery (replay_apply.cc)
   Status apply_all_now();
 
   // --- snapshots (snapshot.cc)
@@ -294,7 +341,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   Mutants mutants;
   Superblock super{};
   DeviceIdentity identity;
-  uint64_t device_bytes_found = 0;  // at opening; the superblock says what is used
+  uint64_t device_bytes_found = 0;   // at opening; the superblock says what is used
+  uint64_t journal_found_bytes = 0;  // that opening replayed
   uint32_t incarnation = 0;
 
   std::unique_ptr<io::BufferPool> scratch;
@@ -307,7 +355,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   std::deque<Quarantined> quarantine;
   FlatMap<BusyKey, OpList, BusyKeyHash> busy{256};
   OpList durable_waiters;              // in the order of wait_block
-  std::deque<StageOp*> stage_waiters;  // for room or their turn
+  std::deque<StageOp*> stage_waiters;  // for memory, journal room or their turn
+  std::deque<StageOp*> space_waiters;  // for a slot
   OpList read_waiters;                 // for scratch memory
   std::deque<uint32_t> apply_queue;    // chunks
   std::vector<ApplyJob*> apply_waiting_sync;
@@ -318,12 +367,24 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   uint64_t next_ticket = 1;
   uint32_t applying = 0;
   SnapshotWriter snap;
+  Compaction compaction;
+  std::vector<MoveWork*> free_moves;
+  uint32_t places_held = 0;      // slots that were taken and that no record names yet
+  bool slabs_wanted = false;     // while waiters are retried: one before needs a slab
+  bool room_came = false;        // since they were retried
+  uint64_t last_gain_us = 0;     // when it last did
+  uint64_t next_room_check_us = 0;
+  bool discarding = false;
+  uint32_t discards_in_flight = 0;
+  uint64_t discard_due_us = 0;
+  int discard_error = 0;
   uint8_t* super_buffer = nullptr;
 
   bool poisoned = false;
   bool closing = false;
   bool replaying = true;
   bool applied_now = false;  // recovery has written overlays
+  uint64_t heap_overlay_bytes = 0;  // of overlays made by replay
   bool flush_wanted = false;
   bool pump_scheduled = false;
   io::Op pump_op;

@@ -19,7 +19,7 @@ ChunkStore::Impl::Impl(io::Io& the_io, io::File the_file, const OpenOptions& the
 ChunkStore::Impl::~Impl() {
   // Nobody waits any more, but what the kernel or the queue of the Io holds must come back first.
   closing = true;
-  while (pump_scheduled || ops_deferred > 0 || snap.active || applying > apply_waiting_sync.size() ||
+  while (pump_scheduled || ops_deferred > 0 || snap.active || compaction.in_flight > 0 || discards_in_flight > 0 || applying > apply_waiting_sync.size() ||
          (journal != nullptr && journal->busy())) {
     io.run_once(1000);
   }
@@ -37,6 +37,7 @@ ChunkStore::Impl::~Impl() {
     }
     for (uint32_t c : all) state->forget_chunk(c);
   }
+  free_move_memory();
   journal.reset();
   overlay_pool.reset();
   scratch.reset();
@@ -118,7 +119,9 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
   releasing.resize(super.target_count);
   state = std::make_unique<State>(super.max_chunks, super.target_count, this);
   allocator = std::make_unique<Allocator>(super.data_offset, super.slab_count);
-  return recover();
+  FFS_TRY_STATUS(recover());
+  begin_discards();
+  return ok_status();
 }
 
 Status ChunkStore::Impl::close() {
@@ -133,7 +136,12 @@ Status ChunkStore::Impl::close() {
       io.run_once(1000);
     }
   };
+  compaction.stopped = true;
   drain();
+  while (discarding && !poisoned && (allocator->due_slabs() > 0 || discards_in_flight > 0)) {
+    step_discards(true);
+    io.run_once(1000);
+  }
   if (!poisoned) start_snapshot();
   drain();
   for (ApplyJob* job : std::exchange(apply_waiting_sync, {})) end_apply(job);
