@@ -1,7 +1,6 @@
 #include "bench/engine_driver.h"
 
 #include <malloc.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -163,25 +162,16 @@ class Driver final : public EngineDriver {
     if (block_bytes == block_bytes_) return ok_status();
     forget_memory();
     const size_t stride = (block_bytes + 4095u) / 4096u * 4096u;
-    memory_bytes_ = 2 * stride * options_.depth;
-    if (memory_bytes_ > kMaxMemoryBytes)
-      return Error::of(EINVAL, "block and depth want over 1 GiB of memory");
-    void* memory = ::mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (memory == MAP_FAILED) return Error::of(errno, "memory of the engine's driver");
-    memory_ = static_cast<uint8_t*>(memory);
+    const size_t bytes = 2 * stride * options_.depth;
+    if (bytes > kMaxMemoryBytes) return Error::of(EINVAL, "block and depth want over 1 GiB of memory");
+    FFS_TRY_STATUS(memory_.allocate(bytes));
     stride_ = stride;
     block_bytes_ = block_bytes;
-    uint64_t x = 1;
-    for (size_t i = 0; i + 8 <= memory_bytes_; i += 8) {
-      x = mix64(x + i);
-      std::memcpy(memory_ + i, &x, 8);
-    }
     if (options_.registered && io_->backend() == io::Backend::uring) {
-      FFS_TRY(region_, io_->register_region(memory_, memory_bytes_));
+      FFS_TRY(region_, io_->register_region(memory_.data(), bytes));
     }
     for (auto& slot : slots_) {
-      const uint8_t* block = memory_ + slot->number * stride_;
+      const uint8_t* block = memory_.data() + slot->number * stride_;
       for (uint32_t at = 0, g = 0; at < block_bytes; at += kGranuleBytes, g++)
         slot->sums[g] = crc32c(block + at, std::min(kGranuleBytes, block_bytes - at));
     }
@@ -189,11 +179,9 @@ class Driver final : public EngineDriver {
   }
 
   void forget_memory() {
-    if (memory_ == nullptr) return;
     if (region_.registered()) io_->unregister_region(region_);
     region_ = {};
-    ::munmap(memory_, memory_bytes_);
-    memory_ = nullptr;
+    memory_.reset();
     block_bytes_ = 0;
   }
 
@@ -221,12 +209,9 @@ class Driver final : public EngineDriver {
     limit_ = limit;
     more_ = true;
     error_ = 0;
-    free_.clear();
-    for (uint32_t i = 0; i < load.depth; i++) free_.push_back(slots_[i].get());
     pass_ns_ = now_ns();
-    while (more_ || ended_ < started_) {
-      while (more_ && !free_.empty() && started_ < limit_) start(free_.back()), free_.pop_back();
-      if (started_ >= limit_) more_ = false;
+    for (uint32_t i = 0; i < load.depth && started_ < limit_; i++) start(slots_[i].get());
+    while (ended_ < started_) {
       io_->run_once(static_cast<int64_t>(kTickNs / 1000));
       pass_ns_ = now_ns();
       if (end_ns != 0 && pass_ns_ >= end_ns) more_ = false;
@@ -280,7 +265,7 @@ class Driver final : public EngineDriver {
     op.key = key_of(slot->chunk);
     op.offset = offset;
     op.length = load_.block_bytes;
-    op.memory = memory_ + (options_.depth + slot->number) * stride_;
+    op.memory = memory_.data() + (options_.depth + slot->number) * stride_;
     op.region = region_;
     op.checksums = slot->read_sums;
     store_->read(&op);
@@ -296,7 +281,7 @@ class Driver final : public EngineDriver {
     if (extending_) op.kind = engine::UpdateKind::truncate;
     op.offset = offset;
     op.length = extending_ ? chunk_bytes_ : load_.block_bytes;
-    op.data = memory_ + slot->number * stride_;
+    op.data = memory_.data() + slot->number * stride_;
     op.region = region_;
     op.tail_padded = load_.block_bytes % 4096 == 0;
     op.piece_checksums = slot->sums;
@@ -320,7 +305,7 @@ class Driver final : public EngineDriver {
     } else if (slot->read.read_length != load_.block_bytes) {
       fail(EIO, "a read gave fewer bytes than the chunk has");
     }
-    free_.push_back(slot);
+    if (more_ && started_ < limit_) start(slot);
   }
 
   void fail(int error, const char* what) {
@@ -333,11 +318,9 @@ class Driver final : public EngineDriver {
   std::unique_ptr<io::Io> io_;
   std::unique_ptr<engine::ChunkStore> store_;
   std::vector<std::unique_ptr<Slot>> slots_;
-  std::vector<Slot*> free_;
   std::vector<uint64_t> versions_;  // update numbers, by chunk
   uint32_t chunk_bytes_ = 0;
-  uint8_t* memory_ = nullptr;
-  size_t memory_bytes_ = 0;
+  BlockMemory memory_;
   size_t stride_ = 0;
   uint32_t block_bytes_ = 0;
   io::Region region_;

@@ -1,11 +1,13 @@
 #include "bench/floor.h"
 
+#include <sys/mman.h>
 #include <time.h>
 
 #include <cstring>
 #include <vector>
 
 #include "base/crc32c.h"
+#include "base/ids.h"
 
 namespace ffs::bench {
 
@@ -13,6 +15,31 @@ uint64_t now_ns() {
   timespec now;
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
+}
+
+Status BlockMemory::allocate(size_t bytes) {
+  constexpr size_t kHuge = 2u << 20;
+  reset();
+  mapped_ = (bytes + kHuge - 1) / kHuge * kHuge + kHuge;
+  void* mapping = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return Error::of(errno, "memory for the blocks of a benchmark");
+  mapping_ = mapping;
+  data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(mapping) + kHuge - 1) / kHuge * kHuge);
+  size_ = bytes;
+  ::madvise(data_, mapped_ - kHuge, MADV_HUGEPAGE);  // a wish
+  uint64_t x = 1;
+  for (size_t i = 0; i + 8 <= bytes; i += 8) {
+    x = mix64(x + i);
+    std::memcpy(data_ + i, &x, 8);
+  }
+  return ok_status();
+}
+
+void BlockMemory::reset() {
+  if (mapping_ != nullptr) ::munmap(mapping_, mapped_);
+  mapping_ = nullptr;
+  data_ = nullptr;
+  size_ = 0;
 }
 
 namespace {

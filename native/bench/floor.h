@@ -51,4 +51,24 @@ Result<std::unique_ptr<Floor>> open_copy_floor(const FloorOptions& options);
 
 uint64_t now_ns();  // CLOCK_MONOTONIC
 
+// Memory for the blocks of a benchmark, resident, with bytes that don't compress. In huge pages where the
+// kernel gives them: how scattered small ones happen to lie would make one contestant's requests
+// longer than another's.
+class BlockMemory {
+ public:
+  BlockMemory() = default;
+  ~BlockMemory() { reset(); }
+  BlockMemory(const BlockMemory&) = delete;
+  Status allocate(size_t bytes);
+  void reset();
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void* mapping_ = nullptr;
+  size_t mapped_ = 0;
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
 }  // namespace ffs::bench

@@ -2,7 +2,6 @@
 // user-space store must go through at least.
 #include <fcntl.h>
 #include <liburing.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <vector>
@@ -23,7 +22,6 @@ class DeviceFloor final : public Floor {
   explicit DeviceFloor(const FloorOptions& options) : options_(options) {}
   ~DeviceFloor() override {
     if (ring_ready_) io_uring_queue_exit(&ring_);
-    if (memory_ != MAP_FAILED) ::munmap(memory_, memory_bytes_);
   }
 
   Status open() {
@@ -38,7 +36,7 @@ class DeviceFloor final : public Floor {
     if (options_.region_offset + options_.region_bytes > static_cast<uint64_t>(size)) {
       return Error::of(EINVAL, "the floor's region reaches over the end of its device");
     }
-    FFS_TRY_STATUS(allocate());
+    FFS_TRY_STATUS(memory_.allocate(size_t{options_.depth} * options_.block_bytes));
     return open_ring();
   }
 
@@ -66,22 +64,7 @@ class DeviceFloor final : public Floor {
   }
 
  private:
-  uint8_t* block(uint32_t slot) {
-    return static_cast<uint8_t*>(memory_) + size_t{slot} * options_.block_bytes;
-  }
-
-  Status allocate() {
-    memory_bytes_ = size_t{options_.depth} * options_.block_bytes;
-    memory_ = ::mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (memory_ == MAP_FAILED) return Error::of(errno, "memory of the floor");
-    uint64_t x = 1;
-    for (size_t i = 0; i + 8 <= memory_bytes_; i += 8) {
-      x = mix64(x + i);
-      std::memcpy(static_cast<uint8_t*>(memory_) + i, &x, 8);
-    }
-    return ok_status();
-  }
+  uint8_t* block(uint32_t slot) { return memory_.data() + size_t{slot} * options_.block_bytes; }
 
   Status open_ring() {
     const unsigned entries = options_.depth + 16;
@@ -92,8 +75,8 @@ class DeviceFloor final : public Floor {
     const int fd = file_.get();
     rc = io_uring_register_files(&ring_, &fd, 1);
     if (rc < 0) return Error::of(-rc, "registering the floor's file");
-    const iovec whole{memory_, memory_bytes_};
-    fixed_ = memory_bytes_ <= (1ull << 30) && io_uring_register_buffers(&ring_, &whole, 1) == 0;
+    const iovec whole{memory_.data(), memory_.size()};
+    fixed_ = memory_.size() <= (1ull << 30) && io_uring_register_buffers(&ring_, &whole, 1) == 0;
     return ok_status();
   }
 
@@ -149,8 +132,7 @@ class DeviceFloor final : public Floor {
   io_uring ring_{};
   bool ring_ready_ = false;
   bool fixed_ = false;
-  void* memory_ = MAP_FAILED;
-  size_t memory_bytes_ = 0;
+  BlockMemory memory_;
   uint64_t counter_ = 0;
   uint32_t unsynced_ = 0;
   volatile uint32_t sum_ = 0;  // so that the checksum can't be optimised away
