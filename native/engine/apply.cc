@@ -101,45 +101,4 @@ void ChunkStore::Impl::end_apply(ApplyJob* job) {
   schedule_pump();
 }
 
-// Recovery. Running stores put overlays into their slots now and then, and nothing records it: replay meets
-// all of them since the snapshot. Of the oldest version in each slot of the chunk they go there now. (No
-// other chunk has the slot: the flush that would have given it away would have moved the mark.)
-Status ChunkStore::Impl::apply_now(uint32_t chunk) {
-  std::vector<std::pair<uint64_t, uint32_t>> heads;  // slot, overlay
-  auto look = [&](const Image& image) {
-    if (image.place == 0) return;
-    for (const auto& [place, head] : heads) {
-      if (place == image.place) return;
-    }
-    heads.emplace_back(image.place, image.overlay);
-  };
-  look(state->index[chunk].image);
-  if (const Live* live = state->index.live_if(chunk)) {
-    for (const Pending& pending : live->pendings) look(pending.image);
-  }
-  for (const auto& [place, head] : heads) {
-    if (head == 0) continue;
-    std::vector<OverlayView> list;
-    state->list_overlays(head, 0, &list);
-    for (const OverlayView& o : list) {
-      uint64_t offset = place * kBlock + o.first_block * kBlock;
-      FFS_TRY_STATUS(write_now(offset, o.bytes, static_cast<uint32_t>(o.blocks * kBlock)));
-    }
-    state->trim_overlays(chunk, head);
-    applied_now = true;
-  }
-  return ok_status();
-}
-
-// One flush for all, before anything cuts the journal.
-Status ChunkStore::Impl::apply_all_now() {
-  ChunkKey zero{};
-  for (uint32_t chunk = state->index.lower_bound(0, zero, false); chunk != 0;) {
-    FFS_TRY_STATUS(apply_now(chunk));
-    const Chunk& c = state->index[chunk];
-    chunk = state->index.lower_bound(c.target, c.key, true);
-  }
-  return applied_now ? sync_now() : ok_status();
-}
-
 }  // namespace ffs::engine

@@ -116,6 +116,7 @@ struct SpaceEpoch {
 // ---------------------------------------------------------------------------------- operations
 
 class ChunkStore;
+class ApplyBatch;
 class Recovery;
 struct StoreOp;
 using StoreDone = void (*)(StoreOp* op);
@@ -661,6 +662,7 @@ class ChunkStore {
 
  private:
   friend class Recovery;
+  friend class ApplyBatch;
   friend class OfflineStore;
   struct Impl;
   explicit ChunkStore(std::unique_ptr<Impl> impl);

@@ -26,7 +26,8 @@ struct Overlay {
   uint32_t refs = 0;
   uint32_t first_block = 0;
   uint32_t blocks = 0;
-  uint8_t* bytes = nullptr;
+  uint8_t* bytes = nullptr;  // null (in replay only): still on the device, from byte `at` on
+  uint64_t at = 0;
 
   uint32_t& free_link() { return next; }
 };

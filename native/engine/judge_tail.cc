@@ -58,7 +58,7 @@ Status Recovery::try_state(const OrderedKey& key, const std::vector<uint8_t>& sa
   Reader reader(saved.data(), saved.size());
   RecordView record;
   OrderedKey ignored;
-  while (next_record(reader, &record)) FFS_TRY_STATUS(apply_snapshot_record(record, &ignored));
+  while (next_record(reader, &record)) FFS_TRY_STATUS(apply_snapshot_record(record, &ignored, false));
   std::vector<NumberedRetry> changes;
   auto is_reset = [&](size_t i) { return about_target(view_of(records[i])); };
   auto drop_pendings = [&] {
@@ -150,29 +150,34 @@ Result<bool> Recovery::granules_are_right(const Image& image, const Granules& gr
 
 Status Recovery::rebuild_allocator() {
   State& state = *s_.state;
-  ChunkKey zero{};
-  for (uint32_t number = state.index.lower_bound(0, zero, false); number != 0;) {
+  Status status = ok_status();
+  std::vector<std::pair<uint64_t, uint8_t>> places;
+  state.index.each([&](uint32_t number) {
     const Chunk& chunk = state.index[number];
-    std::map<uint64_t, uint8_t> places;
-    if (chunk.image.place != 0) places[chunk.image.place] = chunk.image.place_class;
+    places.clear();
+    auto name = [&](const Image& image) {
+      const std::pair<uint64_t, uint8_t> slot{image.place, image.place_class};
+      if (image.place != 0 && std::find(places.begin(), places.end(), slot) == places.end())
+        places.push_back(slot);
+    };
+    name(chunk.image);
     if (Live* live = state.index.live_if(number)) {
       for (Pending& pending : live->pendings) {
         pending.durable = true;
-        if (pending.image.place != 0) places[pending.image.place] = pending.image.place_class;
+        name(pending.image);
       }
     }
     for (const auto& [place, place_class] : places) {
       if (s_.allocator->claim(place, place_class)) continue;
       if (s_.options.clashes != nullptr) {
         s_.options.clashes->push_back({s_.identity.targets[chunk.target], chunk.key, place, place_class});
-      } else {
-        return open_error(EBADMSG, "two chunks name one slot", "slot at byte %llu of the device",
-                          number_of(place * kBlock));
+      } else if (status.ok()) {
+        status = open_error(EBADMSG, "two chunks name one slot", "slot at byte %llu of the device",
+                            number_of(place * kBlock));
       }
     }
-    number = state.index.lower_bound(chunk.target, chunk.key, true);
-  }
-  return ok_status();
+  });
+  return status;
 }
 
 }  // namespace ffs::engine

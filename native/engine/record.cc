@@ -45,7 +45,10 @@ void encode_tail(Writer& writer, std::span<const uint32_t> sums, std::span<const
   writer.bytes(sums.data(), sums.size_bytes());
   writer.zeros(pad8(sums.size_bytes()) - sums.size_bytes());
   for (const auto& overlay : overlays) writer.value(DiskOverlay{overlay.first_block, overlay.blocks});
-  for (const auto& overlay : overlays) writer.bytes(overlay.bytes, overlay.blocks * kBlock);
+  for (const auto& overlay : overlays) {
+    FFS_CHECK(overlay.bytes != nullptr);
+    writer.bytes(overlay.bytes, overlay.blocks * kBlock);
+  }
 }
 
 size_t tail_bytes(uint32_t sums, std::span<const OverlayView> overlays) {

@@ -16,6 +16,7 @@ struct OverlayView {
   uint32_t first_block = 0;
   uint32_t blocks = 0;
   const uint8_t* bytes = nullptr;
+  uint64_t at = 0;  // replay: byte of the device where they stand, if `bytes` is null
 };
 
 constexpr uint32_t kMaxChainOverlays = 32;  // over one chunk, all versions together

@@ -4,6 +4,7 @@
 #include <bitset>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <span>
 #include <utility>
@@ -73,6 +74,28 @@ inline bool about_chunk(uint8_t type, const RecordView& record, OrderedKey* key)
   }
 }
 
+// Writes overlays of many chunks into their slots, at start only.
+class ApplyBatch {
+ public:
+  explicit ApplyBatch(ChunkStore::Impl& store) : s_(store) {}
+  ~ApplyBatch();
+  ApplyBatch(const ApplyBatch&) = delete;
+  Status add(uint32_t chunk);
+  Status finish();  // waits for all; then they are in their slots (not flushed) and forgotten
+
+ private:
+  static constexpr size_t kMostWrites = 128;
+  struct Write {
+    io::Op op;
+    bool done = false;
+  };
+  Status fetch(uint32_t chunk);
+  void write(uint32_t chunk, uint64_t place, uint32_t head);
+  ChunkStore::Impl& s_;
+  std::deque<Write> writes_;
+  std::vector<std::pair<uint32_t, uint32_t>> heads_;  // chunk, overlay
+};
+
 class Recovery {
  public:
   explicit Recovery(ChunkStore::Impl& store) : s_(store), super_(store.super) {}
@@ -91,7 +114,8 @@ class Recovery {
  private:
   Result<const uint8_t*> journal_bytes(uint64_t offset, uint64_t bytes);
   bool later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t sequence, Status* failure);
-  Status apply_snapshot_record(const RecordView& record, OrderedKey* last);
+  Status load_slice(const BlockHeader& header, std::span<const uint8_t> bytes, OrderedKey* last);
+  Status apply_snapshot_record(const RecordView& record, OrderedKey* last, bool in_order);
   Status apply(const RecordView& record);
   Status apply_table(const RecordView& record);
   Status apply_about_chunk(const RecordView& record, const OrderedKey& key);
@@ -105,7 +129,8 @@ class Recovery {
   Result<bool> versions_are_right(const OrderedKey& key, const std::vector<TailRecord>& records,
                                   size_t count);
   Result<bool> granules_are_right(const Image& image, const Granules& granules);
-  std::span<const OverlayView> copy_overlays(const OverlayView* overlays, uint32_t count);
+  std::span<const OverlayView> take_overlays(const OverlayView* overlays, uint32_t count);
+  void give_up_overlays();
   Status corrupt(const char* what, uint64_t offset) {
     return open_error(EBADMSG, "the journal is damaged", "%s, at byte %llu of the device", what,
                       number_of(super_.journal_offset + offset));
@@ -124,7 +149,12 @@ class Recovery {
   std::vector<TailRecord> tail_tables_;
   std::vector<NumberedRetry> kept_retry_;
   bool dropped_ = false;
-  std::vector<OverlayView> copied_;
+  std::vector<OverlayView> taken_;
+  bool first_of_snapshot_ = true;
+  bool tables_seen_ = false;
+  // The block whose records are being applied, if it stays on the device until overlays are applied.
+  const uint8_t* source_ = nullptr;
+  uint64_t source_at_ = 0;
 
   static constexpr uint64_t kWindowBytes = 4ull << 20;
   uint8_t* window_ = nullptr;

@@ -1,5 +1,5 @@
-// Recovery (docs/disk_format.md, Journal and Snapshots): the snapshot, then the journal, then the
-// judgement of its unflushed tail, then the map of free slots.
+// Recovery (docs/disk_format.md, Journal and Snapshots): the snapshot (load_snapshot.cc), then the journal,
+// then the judgement of its unflushed tail (judge_tail.cc), then the map of free slots.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -8,102 +8,6 @@
 #include "engine/recovery.h"
 
 namespace ffs::engine {
-
-// ------------------------------------------------------------------------------ snapshot
-
-std::span<const OverlayView> Recovery::copy_overlays(const OverlayView* overlays, uint32_t count) {
-  copied_.assign(overlays, overlays + count);
-  for (OverlayView& o : copied_) {
-    auto bytes = static_cast<uint8_t*>(std::aligned_alloc(kBlock, o.blocks * kBlock));
-    FFS_CHECK(bytes != nullptr);
-    std::memcpy(bytes, o.bytes, o.blocks * kBlock);
-    o.bytes = bytes;
-  }
-  return copied_;
-}
-
-Status Recovery::apply_snapshot_record(const RecordView& record, OrderedKey* last) {
-  auto type = static_cast<RecordType>(record.header.type);
-  if (type != RecordType::chunk && type != RecordType::pending) return apply_table(record);
-  if (record.header.target >= super_.target_count)
-    return open_error(EBADMSG, "the snapshot is damaged", "a chunk of no target");
-  const char* wrong = "a record doesn't parse";
-  if (type == RecordType::chunk) {
-    ChunkView view;
-    if (decode_chunk(record, &view)) {
-      wrong = s_.state->restore_chunk(record.header.target, view,
-                                      copy_overlays(view.overlays, view.overlay_count));
-      *last = {record.header.target, view.fixed.key};
-    }
-  } else {
-    StageView view;
-    if (decode_stage(record, &view)) {
-      wrong = s_.state->restore_pending(record.header.target, view,
-                                        copy_overlays(view.overlays, view.overlay_count));
-      *last = {record.header.target, view.fixed.key};
-    }
-  }
-  if (wrong == nullptr) return ok_status();
-  return open_error(EBADMSG, "the snapshot is damaged", "%s, snapshot %llu", wrong,
-                    number_of(super_.snapshot_id));
-}
-
-Status Recovery::load_snapshot() {
-  if (super_.snapshot_area == kNoArea) return ok_status();
-  uint64_t at = super_.snapshot_offset[super_.snapshot_area];
-  uint64_t end = at + super_.snapshot_used;
-  std::unique_ptr<uint8_t, void (*)(void*)> slice(
-      static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes)), std::free);
-  bool tables_seen = false;
-  for (uint32_t i = 0; i < super_.snapshot_slices; i++) {
-    auto available = static_cast<uint32_t>(std::min<uint64_t>(kMaxBlockBytes, end - at));
-    if (available == 0) return open_error(EBADMSG, "the snapshot is damaged", "it ends before slice %u", i);
-    FFS_TRY_STATUS(s_.read_now(at, slice.get(), available));
-    BlockHeader header;
-    if (!check_block(slice.get(), available, kSnapshotMagic, super_.store_id, &header) ||
-        header.mark != super_.snapshot_id || header.sequence != i) {
-      return open_error(EBADMSG, "the snapshot is damaged", "slice %u at byte %llu", i, number_of(at));
-    }
-    Reader reader(slice.get() + sizeof header, header.used_bytes - sizeof header);
-    RecordView record;
-    Cover cover;
-    uint32_t count = 0;
-    for (; next_record(reader, &record); count++) FFS_TRY_STATUS(apply_snapshot_record(record, &cover.last));
-    if (!reader.ok() || count != header.record_count) {
-      return open_error(EBADMSG, "the snapshot is damaged", "records of slice %u at byte %llu", i,
-                        number_of(at));
-    }
-    snapshot_number_ = std::max(snapshot_number_, header.first_record);
-    if ((header.flags & kSliceHasTables) != 0) {
-      tables_number_ = header.first_record;
-      tables_seen = true;
-    } else {
-      cover.to_end = (header.flags & kSliceIsLast) != 0;
-      cover.number = header.first_record;
-      covers_.push_back(cover);
-    }
-    at += header.span_blocks * kBlock;
-  }
-  if (covers_.empty() || !covers_.back().to_end || !tables_seen)
-    return open_error(EBADMSG, "the snapshot is damaged", "its last slice is missing");
-  return ok_status();
-}
-
-// The last record whose effect on this chunk the snapshot shows.
-uint64_t Recovery::cover_of(const OrderedKey& key) const {
-  auto cover = std::lower_bound(covers_.begin(), covers_.end(), key,
-                                [](const Cover& c, const OrderedKey& k) { return !c.to_end && c.last < k; });
-  return cover != covers_.end() ? cover->number : 0;
-}
-
-// Whether the snapshot shows all of the record's effect already.
-bool Recovery::covered(const RecordView& record, uint64_t number) const {
-  OrderedKey key;
-  if (about_chunk(record.header.type, record, &key)) return number <= cover_of(key);
-  // What a record about a target does to each chunk is judged chunk by chunk. Tables come last.
-  if (about_target(record)) return false;
-  return number <= tables_number_;
-}
 
 // ------------------------------------------------------------------------------ the journal's blocks
 
@@ -258,7 +162,8 @@ Status Recovery::apply_about_chunk(const RecordView& record, const OrderedKey& k
   } else if (type == RecordType::stage) {
     StageView view;
     if (decode_stage(record, &view)) {
-      wrong = state.stage(target, view.fixed, view.sums, copy_overlays(view.overlays, view.overlay_count));
+      wrong = state.stage(target, view.fixed, view.sums, take_overlays(view.overlays, view.overlay_count));
+      if (wrong != nullptr) give_up_overlays();
     }
   } else if (type == RecordType::install) {
     StageView view;
@@ -333,6 +238,8 @@ Status Recovery::replay_flushed() {
   for (const BlockRef& block : blocks_) {
     FFS_TRY(const uint8_t* bytes, journal_bytes(block.offset, block.used_bytes));
     Reader reader(bytes + sizeof(BlockHeader), block.used_bytes - sizeof(BlockHeader));
+    source_ = bytes;
+    source_at_ = super_.journal_offset + block.offset;
     RecordView record;
     uint64_t number = block.first_record;
     uint32_t count = 0;
@@ -354,6 +261,7 @@ Status Recovery::replay_flushed() {
       }
       FFS_TRY_STATUS(collect_tail(record, number));
     }
+    source_ = nullptr;
     if (!reader.ok() || count != block.record_count)
       return corrupt("a record of a block doesn't parse", block.offset);
   }
@@ -402,6 +310,7 @@ Status ChunkStore::Impl::recover() {
   JournalPosition tail{super.replay_offset, super.replay_block, super.replay_record};
   journal = std::make_unique<Journal>(config, tail, recovery.head());
   journal->acknowledge_without_flush = mutants.acknowledge_without_flush;
+  journal_found_bytes = journal->used_bytes();
   replaying = false;
   // No later replay may meet what was dropped; and there must be room to write.
   if (recovery.dropped() || journal->used_bytes() > journal->region_bytes() / 2) {

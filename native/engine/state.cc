@@ -43,9 +43,10 @@ State::State(uint64_t max_chunks, uint32_t target_count, StateListener* l)
 
 // ------------------------------------------------------------------------------ overlays
 
-uint32_t State::add_overlay(uint32_t next, uint32_t first_block, uint32_t blocks, uint8_t* bytes) {
+uint32_t State::add_overlay(uint32_t next, uint32_t first_block, uint32_t blocks, uint8_t* bytes,
+                            uint64_t at) {
   uint32_t number = index.overlays.add();
-  index.overlays[number] = Overlay{next, 1, first_block, blocks, bytes};
+  index.overlays[number] = Overlay{next, 1, first_block, blocks, bytes, at};
   return number;
 }
 
@@ -69,6 +70,13 @@ void State::unref_overlay(uint32_t overlay) {
   }
 }
 
+void State::drop_overlays() {
+  for (uint32_t i = 1; i < index.overlays.end(); i++) {
+    Overlay& o = index.overlays[i];
+    if (o.refs > 0 && o.bytes != nullptr) listener->overlay_unused(std::exchange(o.bytes, nullptr), o.blocks);
+  }
+}
+
 void State::chain_totals(uint32_t overlay, uint32_t* count, uint32_t* bytes) const {
   *count = *bytes = 0;
   for (; overlay != 0; overlay = index.overlays[overlay].next) {
@@ -81,7 +89,7 @@ void State::list_overlays(uint32_t overlay, uint32_t until, std::vector<OverlayV
   out->clear();
   for (; overlay != 0 && overlay != until; overlay = index.overlays[overlay].next) {
     const Overlay& o = index.overlays[overlay];
-    out->push_back({o.first_block, o.blocks, o.bytes});
+    out->push_back({o.first_block, o.blocks, o.bytes, o.at});
   }
   std::reverse(out->begin(), out->end());
 }
@@ -113,7 +121,7 @@ uint32_t State::chain_overlays(uint32_t base, std::span<const OverlayView> overl
   ref_overlay(base);
   uint32_t head = base;
   for (const OverlayView& view : overlays) {
-    head = add_overlay(head, view.first_block, view.blocks, const_cast<uint8_t*>(view.bytes));
+    head = add_overlay(head, view.first_block, view.blocks, const_cast<uint8_t*>(view.bytes), view.at);
   }
   return head;
 }
@@ -245,6 +253,27 @@ void State::pending_done(uint32_t chunk, const Pending& pending) {
 
 // ------------------------------------------------------------------------------ records about chunks
 
+// What a record can't say of a new version of the chunk (0: of a new one), whatever the device holds.
+const char* State::image_error(uint32_t chunk, const Image& image,
+                               std::span<const OverlayView> overlays) const {
+  if (image.place == 0) return overlays.empty() ? nullptr : "overlays of a version without a slot";
+  const uint64_t blocks = 1ull << image.place_class;
+  if (image.place < first_place || image.place + blocks > end_place || (image.place - first_place) % blocks != 0)
+    return "a version in a slot that can't be";
+  auto clashes = [&](const Image& other) {
+    return other.place == image.place && other.place_class != image.place_class;
+  };
+  bool clash = chunk != 0 && clashes(index[chunk].image);
+  if (const Live* live = chunk != 0 ? index.live_if(chunk) : nullptr) {
+    for (const Pending& pending : live->pendings) clash |= clashes(pending.image);
+  }
+  if (clash) return "a slot of two sizes";
+  for (const OverlayView& o : overlays) {
+    if (o.first_block + o.blocks > blocks) return "an overlay past the end of its slot";
+  }
+  return nullptr;
+}
+
 const char* State::stage(uint16_t target, const StageRecord& record, std::span<const uint32_t> changed_sums,
                          std::span<const OverlayView> overlays) {
   Image image;
@@ -259,6 +288,7 @@ const char* State::stage(uint16_t target, const StageRecord& record, std::span<c
     base = base_of(chunk, record.base);
   }
   if (!record.base.none() && base == nullptr) return "a staged version without its base";
+  if (const char* wrong = image_error(chunk, image, overlays)) return wrong;
   uint32_t base_granules = base != nullptr ? base->granules() : 0;
   for (uint32_t g = 0; g < granules; g++) {
     bool changed = g >= record.first_changed && g < uint32_t{record.first_changed} + record.changed_granules;
@@ -346,6 +376,7 @@ const char* State::install(uint16_t target, const StageRecord& record, std::span
   if (image.kind() != UpdateKind::replace || record.first_changed != 0 || sums.size() != image.granules())
     return "an installed version isn't whole";
   uint32_t chunk = index.find(target, record.key);
+  if (const char* wrong = image_error(chunk, image, {})) return wrong;
   if (chunk == 0) chunk = index.insert(target, record.key);
   {
     Accounting accounting(*this, chunk);
@@ -384,7 +415,11 @@ const char* State::move(uint16_t target, const MoveRecord& record) {
   if (chunk == 0 || record.version.none() || index[chunk].image.version != record.version)
     return "a move of a version that isn't committed";
   Image& image = index[chunk].image;
-  const bool fits = record.place_class < kClasses && image.stored <= slot_bytes(record.place_class);
+  Image moved = image;
+  moved.place = record.place;
+  moved.place_class = record.place_class & 15;
+  const bool fits = record.place_class < kClasses && image.stored <= slot_bytes(record.place_class) &&
+                    record.place >> kPlaceBits == 0 && image_error(0, moved, {}) == nullptr;
   if (image.place == 0 || record.place == 0 || record.place == image.place || !fits)
     return "a move that leads nowhere";
   if (slot_shared(chunk, image)) return "a move out of a slot that a pending version shares";
@@ -434,12 +469,13 @@ void State::forget_chunk(uint32_t chunk) {
 // ------------------------------------------------------------------------------ snapshots
 
 const char* State::restore_chunk(uint16_t target, const ChunkView& view,
-                                 std::span<const OverlayView> overlays) {
+                                 std::span<const OverlayView> overlays, bool in_order) {
   Image image;
   if (!from_disk(view.fixed.image, &image)) return "a chunk contradicts itself";
   if (image.kind() == UpdateKind::remove) return "a removed chunk in a snapshot";
-  if (index.find(target, view.fixed.key) != 0) return "a chunk stands twice in a snapshot";
-  uint32_t chunk = index.insert(target, view.fixed.key);
+  if (const char* wrong = image_error(0, image, overlays)) return wrong;
+  if (!in_order && index.find(target, view.fixed.key) != 0) return "a chunk stands twice in a snapshot";
+  uint32_t chunk = in_order ? index.append(target, view.fixed.key) : index.insert(target, view.fixed.key);
   Accounting accounting(*this, chunk);
   image.sums = index.sums.add(image.granules());
   if (!view.sums.empty()) {
@@ -461,11 +497,13 @@ const char* State::restore_pending(uint16_t target, const StageView& view,
   if (view.fixed.first_changed != 0 || view.sums.size() != image.granules())
     return "a pending version lacks checksums";
   uint32_t chunk = index.find(target, view.fixed.key);
+  if (chunk != 0 && image.version <= newest(chunk)) return "pending versions out of order";
+  const Image* base = chunk != 0 ? base_of(chunk, view.fixed.base) : nullptr;
+  if (const char* wrong = image_error(chunk, image, overlays)) return wrong;
   if (chunk == 0) chunk = index.insert(target, view.fixed.key);
-  if (image.version <= newest(chunk)) return "pending versions out of order";
   Accounting accounting(*this, chunk);
   // Its base may be gone (a refused one that this was built on): then all its overlays are its own.
-  add_pending(chunk, view.fixed, image, base_of(chunk, view.fixed.base), view.sums, overlays);
+  add_pending(chunk, view.fixed, image, base, view.sums, overlays);
   index.live(chunk).pendings.back().durable = true;
   return nullptr;
 }

@@ -80,7 +80,9 @@ class State {
   const char* move(uint16_t target, const MoveRecord& record);
   void drop_pendings(uint32_t chunk);  // the chunk may be gone afterwards
   // Snapshot records; the chunk first, its pendings after it.
-  const char* restore_chunk(uint16_t target, const ChunkView& view, std::span<const OverlayView> overlays);
+  // `in_order`: the chunk comes after all others.
+  const char* restore_chunk(uint16_t target, const ChunkView& view, std::span<const OverlayView> overlays,
+                            bool in_order = false);
   const char* restore_pending(uint16_t target, const StageView& view, std::span<const OverlayView> overlays);
 
   // --- tables.
@@ -114,11 +116,12 @@ class State {
   void for_each_table_record(F emit) const;
 
   // --- overlays.
-  uint32_t add_overlay(uint32_t next, uint32_t first_block, uint32_t blocks, uint8_t* bytes);
+  uint32_t add_overlay(uint32_t next, uint32_t first_block, uint32_t blocks, uint8_t* bytes, uint64_t at = 0);
   void ref_overlay(uint32_t overlay);
   void unref_overlay(uint32_t overlay);
   // Forgets the chain from `head` on, which is in the slot now, for all versions of the chunk.
   void trim_overlays(uint32_t chunk, uint32_t head);
+  void drop_overlays();  // all, at the end: nothing may be looked at afterwards
   void chain_totals(uint32_t overlay, uint32_t* count, uint32_t* bytes) const;
 
   // --- finding.
@@ -141,6 +144,8 @@ class State {
   std::vector<TargetUsage> usage;
   FlatMap<SpaceKey, SpaceAccount, SpaceKeyHash> accounts;
   uint32_t now_stamp = 0;  // what new chunks begin with (Access)
+  // Where slots may lie, in blocks of the device; anywhere unless it is set.
+  uint64_t first_place = 0, end_place = UINT64_MAX;
   uint64_t committed_chunks = 0;
   StateListener* listener;
   std::vector<RetryChange>* deferred_retry = nullptr;  // collects instead of applying
@@ -159,6 +164,7 @@ class State {
   void raise_high(Image& image, std::span<const OverlayView> overlays) const;
   void account_place(uint32_t chunk, const Image& image);
   const Image* base_of(uint32_t chunk, const Version& base) const;
+  const char* image_error(uint32_t chunk, const Image& image, std::span<const OverlayView> overlays) const;
 
   FlatMap<uint64_t, std::vector<uint8_t>, NumberHash> unknown_;  // by chunk number: trailing fields
   std::vector<OverlayView> overlay_scratch_;

@@ -28,14 +28,7 @@ ChunkStore::Impl::~Impl() {
   if (state != nullptr) {
     state->listener = this;
     replaying = true;  // slots needn't be freed any more
-    std::vector<uint32_t> all;
-    ChunkKey zero{};
-    for (uint32_t c = state->index.lower_bound(0, zero, false); c != 0;) {
-      Chunk& chunk = state->index[c];
-      all.push_back(c);
-      c = state->index.lower_bound(chunk.target, chunk.key, true);
-    }
-    for (uint32_t c : all) state->forget_chunk(c);
+    state->drop_overlays();
   }
   free_move_memory();
   journal.reset();
@@ -118,6 +111,8 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
   FFS_TRY(overlay_pool, io::BufferPool::create(&io, memory));
   releasing.resize(super.target_count);
   state = std::make_unique<State>(super.max_chunks, super.target_count, this);
+  state->first_place = super.data_offset / kBlock;
+  state->end_place = (super.data_offset + super.slab_count * kSlabBytes) / kBlock;
   allocator = std::make_unique<Allocator>(super.data_offset, super.slab_count);
   FFS_TRY_STATUS(recover());
   begin_discards();
