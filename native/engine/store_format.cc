@@ -237,8 +237,8 @@ Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_
       super.snapshot_offset[1] == super.snapshot_offset[0] + super.snapshot_bytes &&
       super.data_offset == super.snapshot_offset[1] + super.snapshot_bytes &&
       super.data_offset % kBlock == 0 && super.slab_count <= UINT32_MAX / 2 && end <= super.size_bytes &&
-      super.replay_offset < super.journal_bytes && super.replay_offset % kBlock == 0 &&
-      (super.snapshot_area <= 1 || super.snapshot_area == kNoArea) &&
+      super.size_bytes <= kMaxDeviceBytes && super.replay_offset < super.journal_bytes &&
+      super.replay_offset % kBlock == 0 && (super.snapshot_area <= 1 || super.snapshot_area == kNoArea) &&
       super.snapshot_used <= super.snapshot_bytes;
   if (!sane)
     return open_error(EBADMSG, "the superblock contradicts itself", "sequence %llu",

@@ -20,20 +20,38 @@ namespace ffs::io {
 
 namespace {
 
-Result<Device> describe_block_device(Fd fd, const struct stat& status) {
-  Device device;
-  device.block_device = true;
+Status fill_block_device(int fd, const struct stat& status, Device* device) {
+  device->block_device = true;
   int sector = 0;
-  if (::ioctl(fd.get(), BLKGETSIZE64, &device.size_bytes) != 0 ||
-      ::ioctl(fd.get(), BLKSSZGET, &sector) != 0) {
+  if (::ioctl(fd, BLKGETSIZE64, &device->size_bytes) != 0 || ::ioctl(fd, BLKSSZGET, &sector) != 0)
     return Error::of(errno, "asking a block device for its size");
-  }
-  device.sector_bytes = static_cast<uint32_t>(sector);
+  device->sector_bytes = static_cast<uint32_t>(sector);
   const BlockFacts facts = block_facts(status.st_rdev);
-  device.volatile_cache = facts.volatile_cache;
-  device.discard_bytes = facts.discard_bytes;
-  device.discard_granularity = facts.discard_granularity;
-  device.fd = fd.release();
+  device->volatile_cache = facts.volatile_cache;
+  device->discard_bytes = facts.discard_bytes;
+  device->discard_granularity = facts.discard_granularity;
+  return ok_status();
+}
+
+void fill_file(const struct stat& status, Device* device) {
+  device->size_bytes = static_cast<uint64_t>(status.st_size);
+  device->sector_bytes = 512;
+  device->sparse = static_cast<uint64_t>(status.st_blocks) * 512 < device->size_bytes;
+  if (!device->sparse) return;
+  device->discard_bytes = UINT64_MAX;
+  device->discard_granularity = kBlockBytes;
+}
+
+// All but fd.
+Result<Device> facts_of(int fd) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) return Error::of(errno, "stat of the device");
+  Device device;
+  if (S_ISBLK(status.st_mode)) {
+    FFS_TRY_STATUS(fill_block_device(fd, status, &device));
+  } else {
+    fill_file(status, &device);
+  }
   return device;
 }
 
@@ -87,18 +105,19 @@ Result<Device> open_device(const std::string& path, Access access) {
   error = lock_device(fd.get());
   if (error != 0)
     return Error::of(error == EWOULDBLOCK ? EBUSY : error, "the device is in use by another process");
-  if (::fstat(fd.get(), &status) != 0) return Error::of(errno, "stat of the device");
-  if (block) return describe_block_device(std::move(fd), status);
-  Device device;
-  device.size_bytes = static_cast<uint64_t>(status.st_size);
-  device.sector_bytes = 512;
-  device.sparse = static_cast<uint64_t>(status.st_blocks) * 512 < device.size_bytes;
-  if (device.sparse) {
-    device.discard_bytes = UINT64_MAX;
-    device.discard_granularity = kBlockBytes;
-  }
+  FFS_TRY(Device device, facts_of(fd.get()));
   device.fd = fd.release();
   return device;
+}
+
+Result<Device> describe_device(const std::string& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) return Error::of(errno, "no such device or file");
+  if (!S_ISBLK(status.st_mode) && !S_ISREG(status.st_mode))
+    return Error::of(ENODEV, "neither a regular file nor a block device");
+  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return Error::of(errno, "opening the device");
+  return facts_of(fd.get());
 }
 
 void close_device(Device& device) {

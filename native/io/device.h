@@ -27,6 +27,8 @@ enum class Access : uint8_t { read_write, read_only };
 // another process, or mounted; in_use() says by whom), ENODEV (neither a file nor a block device), EINVAL (no
 // O_DIRECT here).
 Result<Device> open_device(const std::string& path, Access access = Access::read_write);
+// What can be said of it while somebody may have it open; fd stays -1. Errors as open_device, but for EBUSY.
+Result<Device> describe_device(const std::string& path);
 // Who uses it, for a message: "mounted at /srv"; empty if it can't be told.
 std::string in_use(const std::string& path);
 void close_device(Device& device);

@@ -74,12 +74,88 @@ typedef struct {
   uint64_t targets[64];
 } ffs_device_info;
 
-/* Blocking. EBUSY in use; EEXIST holds something (say force); ENOSPC too small (the line says
- * the least size); EINVAL. Nothing half made: the superblocks are written last. */
+/* Blocking. EBUSY in use, always refused; EEXIST it isn't blank (the line names what it holds; say force);
+ * ENOSPC too small (the line says the least size); EINVAL. Nothing half made: the superblocks are written
+ * last. A block device is discarded whole; with force no older signature is left on it. */
 int ffs_device_format(const char *path, const ffs_format_options *options);
-/* Blocking, reads only. ENOMEDIUM: no ffs superblock; EBADMSG: damaged; ENOTSUP: a newer
- * format (the line says which version wrote it). */
+/* Blocking, reads only, also of a device in use. ENOMEDIUM: no ffs superblock; EBADMSG: damaged; ENOTSUP: a newer
+ * format (the line says which version wrote it); ENOSPC: smaller than its store. */
 int ffs_device_inspect(const char *path, ffs_device_info *out);
+/* Takes in what the device has beyond its store, as slabs. size_bytes, if not 0: what a file is lengthened to
+ * first. Blocking; the store must not be open (EBUSY). EINVAL: nothing to take in; others as inspect. */
+int ffs_device_grow(const char *path, uint64_t size_bytes, ffs_device_info *out);
+
+typedef struct {
+  uint64_t slabs, slots_used, slots_free;
+} ffs_class_use;             /* of slots of 4 KiB << class */
+
+typedef struct {
+  uint64_t target, chunks;   /* committed ones */
+  uint64_t logical_bytes, allocated_bytes;
+  uint64_t pending_versions, retry_entries, space_epochs, chain_state_bytes;
+} ffs_target_use;
+
+typedef struct {
+  ffs_device_info info;
+  uint64_t device_bytes;     /* the device's size now; info.size_bytes is the store's */
+  uint64_t superblock_sequence;
+  uint32_t superblock_copies; /* bit 0: the one at byte 0 is whole; bit 1: the one at 65536 */
+  uint32_t block_device;
+  uint32_t device_sector_bytes;
+  uint32_t flushes;          /* write_cache auto flushes it; cache_reason says why */
+  uint64_t discard_bytes;    /* one discard; 0: none */
+  uint32_t discard_granularity;
+  uint32_t recovered;        /* 0: what is below isn't known, `reason` says why (in use, damaged) */
+  char cache_reason[80];
+  char written_by[32];
+  char reason[320];
+  uint64_t snapshot_id, snapshot_ms; /* the last one: 0 none; Unix time of its end, 0 unknown */
+  uint64_t snapshot_bytes, snapshot_area_bytes;
+  uint64_t journal_used_bytes; /* replayed by an opening; info.journal_bytes is its room */
+  uint64_t slabs, free_slabs;
+  uint64_t capacity_bytes, used_bytes, free_bytes; /* used: slots; free: what new chunks may take */
+  uint64_t chunks;
+  ffs_class_use classes[13];
+  ffs_target_use targets[64]; /* info.target_count of them */
+} ffs_device_state;
+
+/* Looks at all of a device without writing: its superblock and, by recovery in memory, what is stored. Blocking,
+ * as long as an opening; alone. A device in use or damaged isn't an error: recovered is 0. Else as inspect. */
+int ffs_device_survey(const char *path, ffs_device_state *out);
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t data;             /* 1: read all chunks and compare all checksums */
+  uint32_t depth;            /* chunks that are read at the same time; 0: 32 */
+  uint32_t reserved;
+} ffs_check_options;
+
+typedef struct {
+  uint32_t kind;             /* 0: recovery refuses it; 1: a slot with two owners; 2: free slots and chunks
+                              * disagree; 3: content */
+  uint32_t pending;          /* 1: a version that isn't committed */
+  uint64_t target, space;    /* 1 and 3: the chunk */
+  uint8_t key[16];
+  uint32_t term, counter;    /* 3: its version */
+  uint64_t update;
+  char text[320];
+} ffs_device_problem;
+
+typedef struct {
+  uint32_t verdict;          /* 0: clean, 1: damaged, 2: can't be judged (reason) */
+  uint32_t reserved;
+  uint64_t problems;         /* of all; the first ones are written out */
+  uint64_t chunks, pending_versions;
+  uint64_t data_bytes;       /* compared with their checksums */
+  char reason[320];
+  char note[320];            /* not right, and harmless; or empty */
+} ffs_check_report;
+
+/* Checks a device without writing: recovers it in memory, compares free slots with chunks, and with `data` all
+ * content with its checksums. Alone. Blocking, as long as reading all of it. What is wrong stands in *out, and
+ * nothing but EINVAL is an error. `state` may be NULL. */
+int ffs_device_check(const char *path, const ffs_check_options *options, ffs_check_report *out,
+                     ffs_device_state *state, ffs_device_problem *problems, uint32_t capacity);
 
 /* ---- storage server ----------------------------------------------------------------- */
 
