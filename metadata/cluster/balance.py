@@ -2,13 +2,15 @@
 
 Steps, each of which makes the whole more even (so it ends, and a second plan right after is empty):
 
+0. a target on a device of another role than its table's goes to one of that role, where there is one;
 1. a target that shares its failure domain with another one of its chain goes to where it shares less;
 2. a target of a table goes from the device that is the fullest of that table's targets for its capacity to
    the least full one that may take it, while one of the two is a whole target away from its share; of the
    fullest one's chains that goes whose other nodes share the fewest chains with the new node;
 3. heads are turned (no data moves), along a path of chains where no single turn helps.
 
-Devices of draining or silent nodes, and failed ones, neither give nor take.
+Devices of draining or silent nodes, failed ones, and those of another role than the table's neither give nor
+take.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ def rebalance(cluster: Cluster, onto: int = 0, most: int = 2000) -> Plan:
         d for _, d in sorted(cluster.devices.items()) if d.usable and Draft.takes(cluster.nodes[d.node])
     ]
     takers = [device for device in devices if onto in (0, device.node)]
-    left = most - _leave_shared_domains(draft, takers, most)
+    left = most - _leave_other_roles(draft, devices, takers, most)
+    left -= _leave_shared_domains(draft, takers, left)
     tables = sorted({chain.table for chain in cluster.chains.values()})
     for table in tables:
-        while left > 0 and _even_out(draft, table, devices, takers):
+        role = cluster.roles.get(table, "")
+        mine = [device for device in devices if device.role == role]
+        while left > 0 and _even_out(draft, table, mine, [d for d in takers if d.role == role]):
             left -= 1
     for table in tables:
         spread_heads(draft, [number for number, chain in cluster.chains.items() if chain.table == table])
@@ -39,6 +44,25 @@ def _may_move(draft: Draft, chain: int, target: int) -> bool:
     """A chain on its way already is left to arrive: one thing at a time."""
     known = draft.cluster.chains[chain]
     return draft.goals[chain] == known.goal and set(known.goal) == known.serving and draft.fits(chain, target)
+
+
+def _leave_other_roles(draft: Draft, devices: Sequence[Device], takers: Sequence[Device], most: int) -> int:
+    moved = 0
+    able = {device.uuid: device for device in devices}
+    for number in sorted(draft.goals):
+        for target in reversed(draft.goals[number]):
+            home = able.get(draft.cluster.homes[target])
+            if moved == most or home is None or draft.suits(number, home):
+                continue
+            if not _may_move(draft, number, target):
+                continue
+            nodes = draft.legal_nodes(number, target)
+            places = [d for d in takers if d.node in nodes and draft.has_room(number, d)]
+            if places:
+                others = draft.others(number, target)
+                draft.put(number, target, _least(draft, number, places, others).uuid)
+                moved += 1
+    return moved
 
 
 def _leave_shared_domains(draft: Draft, takers: Sequence[Device], most: int) -> int:

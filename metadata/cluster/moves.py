@@ -102,7 +102,8 @@ def observe(view: View, states: Mapping[int, NodeState]) -> plans.Cluster:
         )
         for chain in view.chains.values()
     }
-    return plans.Cluster(nodes, devices, homes, chains)
+    roles = {table.id: table.role for table in view.latest.values() if table.role}
+    return plans.Cluster(nodes, devices, homes, chains, roles)
 
 
 def _reports(view: View, states: Mapping[int, NodeState]) -> dict[int, TargetReport]:
@@ -132,6 +133,7 @@ def _device(
         free_bytes=free,
         free=tuple(sorted(target.id for target in targets if is_free(view, target))),
         usable=node.alive and not any(report.poisoned for report in mine),
+        role=device.role,
     )
 
 
@@ -225,10 +227,12 @@ def successors(view: View) -> list[tuple[bytes, bytes]]:
     machine, with its directory lost too)."""
     here = {device.uuid for node in view.nodes.values() if node.alive for device in node.devices}
     lost: dict[bytes, int] = {}  # device -> the node that had it
+    roles: dict[bytes, str] = {}  # of lost devices: that of the tables of their targets
     for chain in view.chains.values():
         for target in (view.targets[member] for member in goal_of(chain)):
             if target.device not in here:
                 lost[target.device] = target.node
+                roles[target.device] = role_of(view, chain)
     if not lost:
         return []
     found = []
@@ -238,11 +242,39 @@ def successors(view: View) -> list[tuple[bytes, bytes]]:
         family = {node.id} | {n.id for n in view.nodes.values() if n.name == node.name and not n.alive}
         gone = [device for device, owner in lost.items() if owner in family]
         unused = [
-            device.uuid
+            device
             for device in node.devices
             if all(t in view.targets and view.targets[t].chain == 0 for t in device.targets)
         ]
-        found += list(zip(sorted(gone), unused, strict=False))
+        for device in sorted(gone):
+            # Without a role, where one belongs: it may have been forgotten, and the refusal says so.
+            fit = [d for d in unused if d.role == roles[device]] or [d for d in unused if not d.role]
+            if fit:
+                unused.remove(fit[0])
+                found.append((device, fit[0].uuid))
+    return found
+
+
+def role_of(view: View, chain: ChainRecord) -> str:
+    """Of the devices that the chain's targets belong on."""
+    table = view.latest.get(chain.table)
+    return table.role if table is not None else ""
+
+
+def misplaced(view: View) -> dict[int, str]:
+    """node -> what is wrong there: chains of a table of one role have targets on a device of another."""
+    devices = {d.uuid: (node, d) for node in view.nodes.values() for d in node.devices}
+    found: dict[int, str] = {}
+    for chain in view.chains.values():
+        role = role_of(view, chain)
+        for target in goal_of(chain):
+            node, device = devices.get(view.targets[target].device, (None, None))
+            if node is not None and device is not None and device.role != role:
+                found[node.id] = (
+                    f"device {device.path} has {plans.role_words(device.role)}, and chains of table "
+                    f"{view.latest[chain.table].name} ({plans.role_words(role)}) have targets on it: start "
+                    "the node with the right role, or move them away (ffs cluster rebalance)"
+                )
     return found
 
 

@@ -5,6 +5,7 @@ is planned is stored at once, and the manager makes chains follow one sync at a 
 must be remembered. Rules, for each target that is given a new place:
 
 1. another node than the chain's other targets; never one that is draining, silent, or whose device failed;
+   and a device of the role of the chain's table (one without a role where the table has none);
 2. a failure domain with as few of the chain's other targets as any such node has: none, where there are
    enough domains. Room elsewhere is no reason to break this; too few domains are, and the plan says so;
 3. the device that is the least full of this table's targets for its capacity, then of all targets;
@@ -50,6 +51,7 @@ class Device:
     free_bytes: int
     free: tuple[int, ...]
     usable: bool = True
+    role: str = ""
 
     @property
     def weight(self) -> int:
@@ -75,6 +77,11 @@ class Cluster:
     devices: Mapping[bytes, Device]
     homes: Mapping[int, bytes]  # target -> device
     chains: Mapping[int, Chain]
+    roles: Mapping[int, str] = field(default_factory=dict)  # by table; without an entry: none
+
+    def role_of(self, chain: int) -> str:
+        """Of the devices that the chain's targets belong on."""
+        return self.roles.get(self.chains[chain].table, "")
 
     def node_of(self, target: int) -> int:
         return self.devices[self.homes[target]].node
@@ -167,7 +174,8 @@ class Draft:
     def legal_nodes(self, chain: int, leaving: int) -> set[int]:
         """Rules 1 and 2, without regard to room."""
         others = self.others(chain, leaving)
-        able = {device.node for device in self.cluster.devices.values() if device.usable}
+        role = self.cluster.role_of(chain)
+        able = {d.node for d in self.cluster.devices.values() if d.usable and d.role == role}
         shares = {
             node: self.shares_domain(node, others)
             for node in able
@@ -187,7 +195,11 @@ class Draft:
 
     def has_room(self, chain: int, device: Device) -> bool:
         used = self.cluster.chains[chain].used_bytes
-        return device.usable and bool(self.free[device.uuid]) and self.room[device.uuid] >= used
+        return self.suits(chain, device) and bool(self.free[device.uuid]) and self.room[device.uuid] >= used
+
+    def suits(self, chain: int, device: Device) -> bool:
+        """Whether it may hold a target of the chain at all."""
+        return device.usable and device.role == self.cluster.role_of(chain)
 
     def score(self, chain: int, device: Device, others: Iterable[int]) -> tuple[int, int, int, int]:
         """Rules 3 and 4: the least is the best."""
@@ -284,7 +296,7 @@ class _Seeking:
             found = [
                 device
                 for _, device in sorted(self.draft.cluster.devices.items())
-                if device.usable and device.node in nodes and device.uuid not in self.banned
+                if self.draft.suits(chain, device) and device.node in nodes and device.uuid not in self.banned
             ]
             self.legal[chain, *others] = found
         return found
@@ -329,7 +341,7 @@ def _draining(cluster: Cluster, nodes: Collection[int]) -> Cluster:
         number: Node(node.id, node.name, node.domain, node.alive, node.draining or number in nodes)
         for number, node in cluster.nodes.items()
     }
-    return Cluster(changed, cluster.devices, cluster.homes, cluster.chains)
+    return Cluster(changed, cluster.devices, cluster.homes, cluster.chains, cluster.roles)
 
 
 def undo_drain(cluster: Cluster, node: int) -> Plan:
@@ -382,6 +394,13 @@ def _put_there(draft: Draft, chain: int, leaving: int, device: Device) -> None:
         raise InvalidArgument("isn't there, or has failed: start its node with it first", where)
     if node.draining:
         raise InvalidArgument("its node is being drained: choose another, or undo the drain", where)
+    role = cluster.role_of(chain)
+    if device.role != role:
+        raise InvalidArgument(
+            f"has {role_words(device.role)}, and chain {chain} belongs on devices with {role_words(role)}: "
+            "choose another device",
+            where,
+        )
     if not draft.fits(chain, leaving):
         raise _refusal(draft, [(chain, leaving)], 1)
     if not draft.has_room(chain, device):
@@ -398,10 +417,15 @@ def _refusal(draft: Draft, unplaced: Sequence[tuple[int, int]], total: int) -> I
     lone = [chain for chain, target in unplaced if not draft.legal_nodes(chain, target)]
     if lone:
         replicas = len(draft.goals[lone[0]])
-        able = sum(Draft.takes(node) for node in cluster.nodes.values())
+        role = cluster.role_of(lone[0])
+        nodes = {d.node for d in cluster.devices.values() if d.usable and d.role == role}
+        able = sum(Draft.takes(node) for node in cluster.nodes.values() if not role or node.id in nodes)
+        of_role, another = (
+            (f" with devices of role {role}", "another such node") if role else ("", "another node")
+        )
         return InvalidArgument(
             f"{begin} {verb} no node: chain {lone[0]} keeps {some(replicas, 'replica')} on distinct nodes, "
-            f"and {some(able, 'node')} would be left to take them: start another node first"
+            f"and {some(able, 'node')}{of_role} would be left to take them: start {another} first"
         )
     full = [chain for chain, target in unplaced if not draft.fits(chain, target)]
     if full:
@@ -410,7 +434,8 @@ def _refusal(draft: Draft, unplaced: Sequence[tuple[int, int]], total: int) -> I
             "stop the server of the one that is to go first"
         )
     nodes = set[int]().union(*(draft.legal_nodes(chain, target) for chain, target in unplaced))
-    places = [device for device in cluster.devices.values() if device.usable and device.node in nodes]
+    roles = {cluster.role_of(chain) for chain, _ in unplaced}
+    places = [d for d in cluster.devices.values() if d.usable and d.node in nodes and d.role in roles]
     slots = sum(len(draft.free[device.uuid]) for device in places)
     if slots == 0:
         return NoSpace(
@@ -424,6 +449,10 @@ def _refusal(draft: Draft, unplaced: Sequence[tuple[int, int]], total: int) -> I
         f"replica, a target holds up to {most} bytes, and the emptiest device has {room} left: "
         "add a node or a device"
     )
+
+
+def role_words(role: str) -> str:
+    return f"role {role}" if role else "no role"
 
 
 def some(count: int, noun: str) -> str:

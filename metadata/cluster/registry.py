@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ffs.errors import Busy, Exists, Fenced, InvalidArgument, NotFound, Overloaded
 from ffs.proto.cluster import (
     MAX_TARGETS_OF_DEVICE,
+    ROLES,
     AllocateTargets,
     AnnounceNode,
     ChainRecord,
@@ -91,6 +92,8 @@ class Registry:
         _check_uuid("node", request.uuid)
         if len(request.domain) > 100 or not (request.domain == "" or request.domain.isprintable()):
             raise InvalidArgument(f"domain {request.domain!r}: give at most 100 printable characters")
+        for device in request.devices:
+            check_role(device.role, device.path)
 
         async def body(txn: Transaction) -> NodeRecord:
             await self._lease.guard(txn)
@@ -189,6 +192,7 @@ class Registry:
         """A new table over the free targets of all live nodes."""
         if not request.name or len(request.name) > 100 or not request.name.isprintable():
             raise InvalidArgument(f"table name {request.name!r}: give 1 to 100 printable characters")
+        check_role(request.role)
 
         async def body(txn: Transaction) -> CreateTableReply:
             await self._lease.guard(txn)
@@ -196,12 +200,8 @@ class Registry:
                 table = decode(TableRecord, key, value)
                 if table.name == request.name:
                     return _existing(table, request)
-            placed = place(
-                request.replicas,
-                await self._free_devices(txn, request),
-                request.chains_per_device,
-                name=request.name,
-            )
+            devices = await self._free_devices(txn, request)
+            placed = place(request.replicas, devices, request.chains_per_device, name=request.name)
             return await self._make_table(txn, request, placed)
 
         return await self._store.run(body, urgent=True)
@@ -231,20 +231,29 @@ class Registry:
                 assert target.chain == 0, target
                 txn.set(target_key(member), encode(replace(target, chain=chain_id)))
         record = TableRecord(
-            id=table, name=request.name, version=1, replicas=request.replicas, chains=tuple(ids)
+            id=table,
+            name=request.name,
+            version=1,
+            replicas=request.replicas,
+            chains=tuple(ids),
+            role=request.role,
         )
         txn.set(table_key(table, 1), encode(record))
         await raise_epoch(txn)
         return CreateTableReply(table=table, version=1, chains=len(ids))
 
     async def _free_devices(self, txn: Transaction, request: CreateTable) -> list[FreeDevice]:
+        """Devices of the table's role with free targets. InvalidArgument if no node has one of that role."""
         nodes = [decode(NodeRecord, key, value) for key, value in await txn.range(NODES, after(NODES))]
         alive = {node.id: node for node in nodes if node.alive and not node.draining}
-        here = {target for node in nodes for device in node.devices for target in device.targets}
+        devices = [device for node in alive.values() for device in node.devices]
+        here = {target for device in devices if device.role == request.role for target in device.targets}
         if len(alive) < request.wait_nodes:
             raise Overloaded(
                 f"table {request.name} waits for {request.wait_nodes} nodes, {len(alive)} are alive"
             )
+        if devices and not here:
+            raise InvalidArgument(f"table {request.name}: {no_device_of(request.role)}")
         free: dict[tuple[int, bytes], list[int]] = {}
         for key, value in await txn.range(TARGETS, after(TARGETS)):
             target = decode(TargetRecord, key, value)
@@ -333,7 +342,29 @@ class Registry:
         return True
 
 
+def check_role(role: str, path: str | None = None) -> None:
+    """Raises InvalidArgument, naming the device if it is one's."""
+    if role not in ROLES:
+        known = " or ".join(name for name in ROLES if name)
+        raise InvalidArgument(f"role {role!r}: give {known}, or none", path)
+
+
+def no_device_of(role: str) -> str:
+    """What is missing, and the way out."""
+    if role:
+        return (
+            f"no live node has a device of role {role}: start storage servers with "
+            f"--device PATH,role={role}, or make the table without --role"
+        )
+    return "no live node has a device without a role: give the table a role (--role), or add such devices"
+
+
 def _existing(table: TableRecord, request: CreateTable) -> CreateTableReply:
+    if table.role != request.role:
+        raise Exists(
+            f"table {table.name} exists with role {table.role or 'none'}, not {request.role or 'none'}: "
+            "choose another name"
+        )
     if table.replicas != request.replicas:
         raise Exists(
             f"table {table.name} exists with {table.replicas} replicas, not {request.replicas}: "

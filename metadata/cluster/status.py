@@ -29,7 +29,7 @@ from metadata.cluster.chain import Decision, shown_states
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.lease import Lease
 from metadata.cluster.members import goal_of
-from metadata.cluster.moves import is_free, is_released
+from metadata.cluster.moves import is_free, is_released, misplaced
 from metadata.cluster.placement import domain_of
 from metadata.cluster.routing import View
 
@@ -130,6 +130,7 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
         for target, report in state.reports.items()
     }
     used = {target for chain in view.chains.values() for target in (*chain.members, *goal_of(chain))}
+    wrong = misplaced(view)
     targets_of: dict[int, list[TargetRecord]] = {}
     for target in view.targets.values():
         targets_of.setdefault(target.node, []).append(target)
@@ -141,7 +142,14 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
         manager_ms=manager.clock.now_ms(),
         rebalancing=commands.rebalancing is not None,
         nodes=tuple(
-            _node_view(manager, commands, node, targets_of.get(node.id, []), reports, used)
+            _node_view(
+                manager,
+                commands.notes.get(node.id) or wrong.get(node.id, ""),
+                node,
+                targets_of.get(node.id, []),
+                reports,
+                used,
+            )
             for node in view.nodes.values()
         ),
         targets=tuple(
@@ -157,7 +165,7 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
 
 def _node_view(
     manager: Manager,
-    commands: Commands,
+    note: str,
     node: NodeRecord,
     mine: Sequence[TargetRecord],
     reports: Mapping[int, TargetReport],
@@ -180,7 +188,7 @@ def _node_view(
         control=node.control,
         silent_ms=silent_ms(manager.nodes.get(node.id), manager.now_s()),
         leaving=sum(target.id in used for target in mine),
-        note=commands.notes.get(node.id, ""),
+        note=note,
         devices=tuple(
             _device_view(view, uuid, here.get(uuid), targets, reports, used, node.alive)
             for uuid, targets in by_device.items()

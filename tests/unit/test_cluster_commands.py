@@ -39,6 +39,7 @@ from metadata.cluster.placement import FreeDevice, place
 from metadata.cluster.plan import Change
 from metadata.cluster.routing import RoutingCache, View
 from metadata.cluster.schema import chain_key, encode, node_key, raise_epoch, table_key, target_key
+from metadata.cluster.spaces import Spaces
 from metadata.cluster.status import SyncRates
 from metadata.kv.contract import Store, Transaction
 from metadata.kv.memory import MemoryStore
@@ -73,6 +74,7 @@ class Manager:
         self.nodes: dict[int, State] = {}
         self.decisions: dict[int, Any] = {}
         self.rates = SyncRates()
+        self.spaces = Spaces(store, self.lease, lambda: self.view, lambda nodes: None, self.now_s)
         self.cluster = b"c" * 16
         self.failure_timeout_s = 1.0
         self.commands = Commands(store, self.lease, self.routing, self)  # type: ignore[arg-type]
