@@ -6,28 +6,77 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "engine_crash_model.h"
+#include "engine_crash_run.h"
 
 using namespace ffs::engine;
 using namespace ffs::engine::testing;
 
+namespace {
+
+CrashCoverage run(const CrashOptions& options) {
+  CrashRun crash_run(options);
+  std::string wrong = crash_run.run();
+  CHECK_MESSAGE(wrong.empty(), wrong);
+  CHECK(crash_run.crashes() > 50);
+  return crash_run.coverage();
+}
+
+}  // namespace
+
+// The command that a failure prints: FFS_CRASH='seed=.. operations=..' (engine_crash_run.h).
+// FFS_ENGINE_TRACE=1 prints what is done.
+TEST_CASE("crash replay of a failure") {
+  const char* text = std::getenv("FFS_CRASH");
+  if (text == nullptr) return;
+  CrashRun crash_run(crash_options_of(text));
+  std::string wrong = crash_run.run();
+  CHECK_MESSAGE(wrong.empty(), wrong);
+}
+
+TEST_CASE("crash options: what is printed is read back") {
+  CrashOptions options;
+  options.seed = 12'345'678'901'234;
+  options.transfers = options.device.protected_cache = options.mutants.reuse_slot_before_flush = true;
+  options.device.sector_bytes = 4096;
+  options.max_bytes = 900'000;
+  CHECK(text_of(options).find("sector=4096") != std::string::npos);
+  CHECK(text_of(crash_options_of(text_of(options))) == text_of(options));
+  CHECK(text_of(CrashOptions{}).empty());
+}
+
 TEST_CASE("crash at any event: acknowledged updates are there, others whole or not at all") {
-  uint64_t first = 1, seeds = 6;
-  if (const char* text = std::getenv("FFS_ENGINE_SEED")) first = std::strtoull(text, nullptr, 10), seeds = 1;
-  for (uint64_t seed = first; seed < first + seeds; seed++) {
+  CrashCoverage all;
+  for (uint64_t seed = 1; seed <= 4; seed++) {
     CrashOptions options;
     options.seed = seed;
-    // To repeat a failure of the soak: operations, keys, stride, all kinds (0 or 1), largest write.
-    if (const char* text = std::getenv("FFS_ENGINE_OPTIONS")) {
-      int all = 0;
-      REQUIRE(std::sscanf(text, "%lu %lu %lu %d %u", &options.operations, &options.keys,
-                          &options.prefix_stride, &all, &options.max_bytes) == 5);
-      options.all_kinds = all != 0;
-    }
-    CrashRun run(options);
-    std::string wrong = run.run();
-    CHECK_MESSAGE(wrong.empty(), wrong);
-    CHECK(run.crashes() > 50);
+    options.device.sector_bytes = seed % 2 == 0 ? 4096 : 512;
+    CrashCoverage coverage = run(options);
+    all.in_snapshots += coverage.in_snapshots;
+    all.nested += coverage.nested;
+    all.recovered_again += coverage.recovered_again;
+  }
+  CHECK(all.in_snapshots > 0);
+  CHECK(all.nested > 100);
+  CHECK(all.recovered_again > 100);
+}
+
+TEST_CASE("crash at any event with installs, erasures, resets and releases") {
+  for (uint64_t seed = 1; seed <= 6; seed++) {
+    CrashOptions options;
+    options.seed = seed;
+    options.operations = 80;
+    options.transfers = true;
+    run(options);
+  }
+}
+
+TEST_CASE("crash at any event of a device with a protected write cache, which is never flushed") {
+  for (uint64_t seed = 201; seed <= 203; seed++) {
+    CrashOptions options;
+    options.seed = seed;
+    options.device.protected_cache = true;
+    options.transfers = seed % 2 == 0;
+    run(options);
   }
 }
 
@@ -37,21 +86,25 @@ TEST_CASE("crash while the journal wraps and snapshots follow each other") {
   options.operations = 900;
   options.keys = 12;
   options.prefix_stride = 37;
-  CrashRun run(options);
-  std::string wrong = run.run();
+  CrashRun crash_run(options);
+  std::string wrong = crash_run.run();
   CHECK_MESSAGE(wrong.empty(), wrong);
-  CHECK(run.metrics().snapshots >= 2);
+  CHECK(crash_run.metrics().snapshots >= 2);
+  CHECK(crash_run.coverage().in_snapshots > 0);
 }
+
+// ------------------------------------------------------------------------------ canary mutants
 
 namespace {
 
-// How many of the seeds notice.
+// How many of the first seeds notice, with the ordinary operations.
 int noticed(const Mutants& mutants, uint64_t operations) {
   int count = 0;
   for (uint64_t seed = 1; seed <= 6; seed++) {
     CrashOptions options;
     options.seed = seed;
     options.operations = operations;
+    options.nested = 0;
     options.mutants = mutants;
     if (!CrashRun(options).run().empty()) count++;
   }
@@ -78,6 +131,17 @@ TEST_CASE("crash mutant: reusing a slot before the flush is noticed") {
   CHECK(noticed(mutants, 80) > 0);
 }
 
+// A device that says that its cache is protected and lies: what `write_cache=protected` must not be set for.
+TEST_CASE("crash mutant: no flushes on a device with a volatile cache are noticed") {
+  CrashOptions options;
+  options.seed = 1;
+  options.device.protected_cache = true;
+  options.lying_device = true;
+  CHECK_FALSE(CrashRun(options).run().empty());
+}
+
+// ------------------------------------------------------------------------------ the long search
+
 TEST_CASE("crash soak: new seeds until the time is over") {
   const char* text = std::getenv("FFS_SOAK_SECONDS");
   if (text == nullptr) return;
@@ -92,9 +156,11 @@ TEST_CASE("crash soak: new seeds until the time is over") {
     options.keys = 3 + seed % 8;
     options.all_kinds = runs % 3 == 0;
     options.transfers = runs % 2 == 0;
+    options.device.protected_cache = runs % 5 == 4;
+    options.device.sector_bytes = runs % 7 < 3 ? 4096 : 512;
     if (seed % 5 == 0) options.max_bytes = 900'000;
-    CrashRun run(options);
-    std::string wrong = run.run();
+    CrashRun crash_run(options);
+    std::string wrong = crash_run.run();
     REQUIRE_MESSAGE(wrong.empty(), wrong);
   }
   MESSAGE("soak: " << runs << " runs");

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -26,7 +27,10 @@ inline ChunkKey key_of(uint64_t n) {
 inline std::vector<uint8_t> random_bytes(size_t size, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<uint8_t> bytes(size);
-  for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
+  for (size_t at = 0; at < size; at += 8) {
+    const uint64_t drawn = random();
+    std::memcpy(bytes.data() + at, &drawn, std::min<size_t>(8, size - at));
+  }
   return bytes;
 }
 
@@ -57,10 +61,10 @@ struct Harness {
   static constexpr uint64_t kDiskBytes = 300ull << 20;
   static constexpr uint64_t kTarget = 77;
 
-  explicit Harness(uint64_t seed_)
-      : seed(seed_), io(std::make_unique<io::SimIo>(io::SimImage(kDiskBytes), seed_)) {}
-  Harness(uint64_t seed_, io::SimImage image)
-      : seed(seed_), io(std::make_unique<io::SimIo>(std::move(image), seed_)) {}
+  explicit Harness(uint64_t seed_, io::SimDevice device = {})
+      : Harness(seed_, io::SimImage(kDiskBytes), device) {}
+  Harness(uint64_t seed_, io::SimImage image, io::SimDevice device = {})
+      : seed(seed_), io(std::make_unique<io::SimIo>(std::move(image), seed_, device)) {}
   ~Harness() { settle(); }
 
   static Uuid cluster() {
@@ -77,7 +81,9 @@ struct Harness {
   void format() {
     FormatOptions options = format_options();
     options.max_chunks = max_chunks;
-    Status made = ChunkStore::format_file(*io, io->disk(), io->size_bytes(), 512, options);
+    options.journal_bytes = journal_bytes;
+    Status made =
+        ChunkStore::format_file(*io, io->disk(), io->size_bytes(), io->device().sector_bytes, options);
     REQUIRE(made.ok());
   }
   Status try_open(const Mutants& mutants = {}) {
@@ -86,6 +92,7 @@ struct Harness {
     options.scratch_bytes = 16u << 20;
     options.overlay_bytes = 16u << 20;
     options.release_step_chunks = release_step_chunks;
+    options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
     auto opened = ChunkStore::open_file(*io, io->disk(), io->size_bytes(), options, mutants);
     if (!opened.ok()) return opened.error();
     store = std::move(opened.value());
@@ -222,6 +229,7 @@ struct Harness {
   uint64_t reads = 0;
   uint32_t release_step_chunks = 128;
   uint64_t max_chunks = 0;
+  uint64_t journal_bytes = 0;
 };
 
 }  // namespace ffs::engine::testing

@@ -9,7 +9,6 @@
 
 #include "engine/format.h"
 #include "engine/store_impl.h"
-#include "engine_crash_model.h"
 #include "engine_harness.h"
 
 using namespace ffs;
@@ -683,28 +682,6 @@ TEST_CASE("recovery of chunks with many small overwrites since the last snapshot
       reopen(h);
       CHECK(h.read(1, 0, 200'000).bytes == model);
     }
-  }
-}
-
-TEST_CASE("crash at any event with installs, erasures, resets and releases") {
-  uint64_t first = 1, seeds = 8;
-  if (const char* text = std::getenv("FFS_ENGINE_SEED")) first = std::strtoull(text, nullptr, 10), seeds = 1;
-  for (uint64_t seed = first; seed < first + seeds; seed++) {
-    CrashOptions options;
-    options.seed = seed;
-    options.operations = 80;
-    options.transfers = true;
-    if (const char* text = std::getenv("FFS_ENGINE_OPTIONS")) {
-      int all = 0;
-      REQUIRE(std::sscanf(text, "%lu %lu %lu %d %u", &options.operations, &options.keys,
-                          &options.prefix_stride, &all, &options.max_bytes) == 5);
-      options.all_kinds = all != 0;
-    }
-    CrashRun run(options);
-    std::string wrong = run.run();
-    CHECK_MESSAGE(wrong.empty(), wrong);
-    CHECK(run.crashes() > 50);
-    CHECK(run.metrics().installed > 0);
   }
 }
 
