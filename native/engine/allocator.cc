@@ -17,7 +17,7 @@ Allocator::Allocator(uint64_t data_offset, uint64_t slab_count)
 size_t Allocator::memory_bytes() const {
   size_t bytes = slabs_.capacity() * sizeof(Slab) + 2 * clean_.words.capacity() * sizeof(uint64_t);
   for (uint8_t c = 0; c < kClasses; c++)
-    bytes += use_of(c).slabs * std::max<size_t>(sizeof(uint64_t), slots_of(c) / 8);
+    if (slots_of(c) > 64) bytes += use_of(c).slabs * (slots_of(c) / 8);
   return bytes;
 }
 
@@ -162,7 +162,7 @@ void Allocator::assign(uint64_t slab, uint8_t place_class) {
   FFS_CHECK(s.place_class == kNoClass);
   s.place_class = place_class;
   uint32_t slots = slots_of(place_class);
-  s.bits = std::make_unique<uint64_t[]>((slots + 63) / 64);
+  if (slots > 64) s.many = std::make_unique<uint64_t[]>(slots / 64);
   free_slots_[place_class] += slots;
   link(slab);
 }
@@ -171,11 +171,11 @@ uint64_t Allocator::take(uint64_t slab) {
   Slab& s = slabs_[slab];
   uint32_t slots = slots_of(s.place_class);
   for (uint32_t word = s.hint; word * 64 < slots; word++) {
-    uint64_t open = ~s.bits[word];
+    uint64_t open = ~s.bits()[word];
     if (slots < 64) open &= (1ull << slots) - 1;
     if (open == 0) continue;
     auto slot = static_cast<uint32_t>(word * 64 + static_cast<uint32_t>(std::countr_zero(open)));
-    s.bits[word] |= open & -open;
+    s.bits()[word] |= open & -open;
     s.hint = static_cast<uint16_t>(word);
     count_use(slab, 1);
     return data_block_ + slab * (kSlabBytes / kBlock) + (static_cast<uint64_t>(slot) << s.place_class);
@@ -208,8 +208,8 @@ void Allocator::free(uint64_t place, uint8_t place_class) {
   FFS_CHECK(locate(place, place_class, &slab, &slot));
   Slab& s = slabs_[slab];
   uint64_t bit = 1ull << (slot % 64);
-  FFS_CHECK(s.place_class == place_class && (s.bits[slot / 64] & bit) != 0);
-  s.bits[slot / 64] &= ~bit;
+  FFS_CHECK(s.place_class == place_class && (s.bits()[slot / 64] & bit) != 0);
+  s.bits()[slot / 64] &= ~bit;
   s.hint = std::min<uint16_t>(s.hint, static_cast<uint16_t>(slot / 64));
   s.stuck = 0;
   count_use(slab, -1);
@@ -234,8 +234,8 @@ bool Allocator::claim(uint64_t place, uint8_t place_class) {
     assign(slab, place_class);
   }
   uint64_t bit = 1ull << (slot % 64);
-  if (s.place_class != place_class || (s.bits[slot / 64] & bit) != 0) return false;
-  s.bits[slot / 64] |= bit;
+  if (s.place_class != place_class || (s.bits()[slot / 64] & bit) != 0) return false;
+  s.bits()[slot / 64] |= bit;
   count_use(slab, 1);
   return true;
 }
@@ -245,7 +245,7 @@ bool Allocator::in_use(uint64_t place, uint8_t place_class) const {
   uint32_t slot;
   if (!locate(place, place_class, &slab, &slot)) return false;
   const Slab& s = slabs_[slab];
-  return s.place_class == place_class && (s.bits[slot / 64] & (1ull << (slot % 64))) != 0;
+  return s.place_class == place_class && (s.bits()[slot / 64] & (1ull << (slot % 64))) != 0;
 }
 
 // ------------------------------------------------------------------------------ emptying slabs

@@ -90,7 +90,11 @@ class Allocator {
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kFills = 16;
   struct Slab {
-    std::unique_ptr<uint64_t[]> bits;  // 1: in use
+    // 1: in use. Of up to 64 slots in `few`, of more in `many`.
+    uint64_t few = 0;
+    std::unique_ptr<uint64_t[]> many;
+    uint64_t* bits() { return many != nullptr ? many.get() : &few; }
+    const uint64_t* bits() const { return many != nullptr ? many.get() : &few; }
     uint32_t next = kNone, previous = kNone;
     uint16_t used = 0;
     uint16_t hint = 0;  // no free slot before this word
