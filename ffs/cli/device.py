@@ -1,14 +1,24 @@
-"""`ffs device inspect`, `ffs device format`: devices of storage servers, without a cluster."""
+"""`ffs device ...`: devices of storage servers, without a cluster. docs/operations.md, Looking at a device.
+
+`format` and `grow` write; `inspect` and `check` only read. `check` ends with 0 (clean), 1 (damaged) or 2 (it
+can't be judged).
+"""
 
 from __future__ import annotations
 
 import argparse
-import time
-import uuid
+import signal
+from typing import TYPE_CHECKING, Final
 
-from ffs.cli.parsing import Commands, command, print_json, size_argument
+from ffs.cli.device_text import check_lines, problem_fields, state_fields, state_lines
+from ffs.cli.parsing import Commands, command, count_argument, print_json, size_argument
 from ffs.cli.text import format_bytes
 from ffs.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ffs._native.device import CheckReport
+
+EXIT_OF_VERDICT: Final = {"clean": 0, "damaged": 1, "unjudged": 2}
 
 
 def add_commands(commands: Commands) -> None:
@@ -19,8 +29,28 @@ def add_commands(commands: Commands) -> None:
     )
     device.set_defaults(run=lambda args: _usage(device))
     verbs = device.add_subparsers(dest="verb", metavar="VERB")
-    inspect = command(verbs, "inspect", run_inspect, "show what a device's superblock says", json_option=True)
+    inspect = command(
+        verbs, "inspect", run_inspect, "show what is on a device; nothing is written", json_option=True
+    )
     inspect.add_argument("path", metavar="DEVICE")
+    check = command(
+        verbs,
+        "check",
+        run_check,
+        "check a device that isn't in use; nothing is written",
+        json_option=True,
+        epilog="exit status: 0 clean, 1 damaged, 2 it can't be judged",
+    )
+    check.add_argument("path", metavar="DEVICE")
+    check.add_argument("--data", action="store_true", help="read all chunks and compare all checksums")
+    check.add_argument(
+        "--depth", type=count_argument, default=32, metavar="N", help="chunks read at the same time (32)"
+    )
+    grow = command(verbs, "grow", run_grow, "take in what a device has grown by; it mustn't be in use")
+    grow.add_argument("path", metavar="DEVICE")
+    grow.add_argument(
+        "--size", type=size_argument, default=0, metavar="SIZE", help="a file: lengthen it to this first"
+    )
     make = command(verbs, "format", run_format, "make a device empty and ready for a storage server")
     make.add_argument("path", metavar="DEVICE")
     make.add_argument(
@@ -39,6 +69,9 @@ def add_commands(commands: Commands) -> None:
     )
     make.add_argument("--sparse", action="store_true", help="a file: don't write it through once")
     make.add_argument("--force", action="store_true", help="whatever is on it: ALL OF IT IS LOST")
+    make.add_argument(
+        "--max-chunks", type=count_argument, default=0, metavar="N", help="default: one for each 256 KiB"
+    )
 
 
 def _usage(parser: argparse.ArgumentParser) -> int:
@@ -47,45 +80,59 @@ def _usage(parser: argparse.ArgumentParser) -> int:
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    from ffs._native.device import device_inspect
+    from ffs._native.device import device_survey
 
-    info = device_inspect(args.path)
-    fields: dict[str, object] = {
-        "path": args.path,
-        "cluster": info.cluster.hex(),
-        "uuid": info.device_uuid.hex(),
-        "size": info.size_bytes,
-        "sector": info.sector_bytes,
-        "format": info.format_version,
-        "created_ms": info.created_ms,
-        "journal": info.journal_bytes,
-        "max_chunks": info.max_chunks,
-        "targets": list(info.targets),
-        "features": {
-            "compat": info.features_compat,
-            "ro_compat": info.features_ro_compat,
-            "incompat": info.features_incompat,
-        },
-    }
+    state = device_survey(args.path)
     if args.json:
-        print_json(fields)
-        return 0
-    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(info.created_ms / 1000))
-    targets = ", ".join(str(target) for target in info.targets)
-    print(f"device    {args.path}")
-    print(f"cluster   {info.cluster.hex()}")
-    print(f"uuid      {uuid.UUID(bytes=bytes(info.device_uuid))}")
-    print(
-        f"size      {info.size_bytes} bytes ({format_bytes(info.size_bytes)}), sectors of {info.sector_bytes}"
-    )
-    print(f"format    version {info.format_version}, made {created}")
-    print(f"journal   {format_bytes(info.journal_bytes)}; at most {info.max_chunks} chunks")
-    print(f"targets   {targets}")
+        print_json({"path": args.path, **state_fields(state)})
+    else:
+        print("\n".join(state_lines(args.path, state)))
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    from ffs._native.device import device_check
+
+    # Python would see Ctrl-C only after the native call, which may take hours. Nothing is written, so the
+    # process may just end.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        report = device_check(args.path, data=args.data, depth=args.depth)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if args.json:
+        print_json(_check_fields(args.path, report))
+    else:
+        print("\n".join(check_lines(args.path, report, args.data)))
+    return EXIT_OF_VERDICT[report.verdict]
+
+
+def _check_fields(path: str, report: CheckReport) -> dict[str, object]:
+    return {
+        "path": path,
+        "verdict": report.verdict,
+        "reason": report.reason,
+        "note": report.note,
+        "problem_count": report.problem_count,
+        "problems": [problem_fields(problem) for problem in report.problems],
+        "chunks": report.chunks,
+        "pending_versions": report.pending_versions,
+        "data_bytes": report.data_bytes,
+        "device": None if report.verdict == "unjudged" else state_fields(report.state),
+    }
+
+
+def run_grow(args: argparse.Namespace) -> int:
+    from ffs._native.device import device_grow, device_inspect
+
+    before = device_inspect(args.path).size_bytes
+    after = device_grow(args.path, args.size).size_bytes
+    print(f"{args.path}: its store grew from {format_bytes(before)} to {format_bytes(after)}")
     return 0
 
 
 def run_format(args: argparse.Namespace) -> int:
-    from ffs._native.device import device_format
+    from ffs._native.device import device_format, device_inspect
 
     try:
         cluster = bytes.fromhex(args.cluster_id)
@@ -103,6 +150,9 @@ def run_format(args: argparse.Namespace) -> int:
         cluster=cluster,
         force=args.force,
         sparse=args.sparse,
+        max_chunks=args.max_chunks,
     )
+    made = device_inspect(args.path)
     print(f"{args.path}: formatted for {len(args.target)} targets of cluster {cluster.hex()}")
+    print(f"{format_bytes(made.size_bytes)}, at most {made.max_chunks} chunks")
     return 0
