@@ -9,19 +9,25 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ffs._native.server import DISCARDS, WRITE_CACHES
 from ffs.errors import InvalidArgument
-from ffs.proto.cluster import MAX_TARGETS_OF_DEVICE
+from ffs.proto.cluster import MAX_TARGETS_OF_DEVICE, ROLES
 from ffs.rpc.address import Address, parse_address, parse_addresses
 
 MAX_DOMAIN = 100
 
+UUID_PREFIX = "uuid:"  # of a device that is named by its uuid
+_DEVICE_WORDS = {"write-cache": WRITE_CACHES, "discard": DISCARDS, "role": ROLES[1:]}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    path: str
+    path: str  # or "uuid:" and the device's uuid
     size_bytes: int  # of a file that is made; 0: the device as it is
+    write_cache: str = "auto"  # one of WRITE_CACHES
+    discard: str = "auto"  # one of DISCARDS
+    role: str = ""  # "" or one of ROLES: which chain tables use it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,25 @@ def parse_size(text: str) -> int:
 
 
 def parse_device(text: str, default_size: int) -> DeviceChoice:
-    """PATH or PATH:SIZE. A path with a colon that exists is a path."""
-    match = re.fullmatch(r"(.+):([0-9]+[KMGT]?(?:i?B)?)", text, re.IGNORECASE | re.ASCII)
-    if match is None or os.path.exists(text):
+    """PATH[:SIZE][,write-cache=WORD][,discard=WORD][,role=WORD]. A path with a colon or comma that exists is
+    a path; PATH may be uuid:UUID. InvalidArgument."""
+    if os.path.exists(text):
         return DeviceChoice(text, default_size)
-    return DeviceChoice(match[1], parse_size(match[2]))
+    place, *options = text.split(",")
+    given: dict[str, str] = {}
+    for option in options:
+        name, _, word = option.partition("=")
+        if name not in _DEVICE_WORDS or name in given:
+            known = ", ".join(f"{known}=..." for known in _DEVICE_WORDS)
+            raise InvalidArgument(f"--device {text}: {option!r} isn't an option, or is given twice: {known}")
+        if word not in _DEVICE_WORDS[name]:
+            raise InvalidArgument(f"--device {text}: {name} is one of {', '.join(_DEVICE_WORDS[name])}")
+        given[name] = word
+    words = {name.replace("-", "_"): word for name, word in given.items()}
+    match = re.fullmatch(r"(.+):([0-9]+[KMGT]?(?:i?B)?)", place, re.IGNORECASE | re.ASCII)
+    if match is None or os.path.exists(place) or place.startswith(UUID_PREFIX):
+        return DeviceChoice(place, default_size, **words)
+    return DeviceChoice(match[1], parse_size(match[2]), **words)
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
@@ -127,8 +147,8 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         action="append",
         required=True,
-        metavar="PATH[:SIZE]",
-        help="a block device or a file, repeatable; a file that doesn't exist is made with SIZE",
+        metavar="PATH[:SIZE][,write-cache=auto|volatile|protected][,discard=auto|off|on][,role=kv|bulk]",
+        help="a block device, a file, or uuid:UUID; repeatable; a file that doesn't exist is made with SIZE",
     )
     add("--device-size", default="", help="SIZE for devices that are given without one")
     add("--listen", default="127.0.0.1", help="host[:port]: host of all ports, port of the control server")

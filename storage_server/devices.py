@@ -10,13 +10,14 @@ import asyncio
 import os
 import stat
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import ENOMEDIUM
+from uuid import UUID
 
 from ffs._native.device import device_format, device_inspect
 from ffs.errors import FfsError, InvalidArgument, NotFound, WrongCluster
 from ffs.proto.cluster import DeviceInfo
-from storage_server.config import DeviceChoice
+from storage_server.config import UUID_PREFIX, DeviceChoice
 
 Allocate = Callable[[bytes, int], Awaitable[tuple[int, ...]]]  # (device uuid, count) -> target ids
 
@@ -33,7 +34,55 @@ class Plan:
 def survey(choices: Sequence[DeviceChoice], cluster: bytes, *, format_if_new: bool) -> list[Plan]:
     """Looks at all devices, changes nothing. Blocking. Raises for the first that can't be used:
     NotFound, WrongCluster, InvalidArgument, or what the native engine says."""
-    return [_survey_one(choice, cluster, format_if_new) for choice in choices]
+    plans = [_survey_one(resolve(choice), cluster, format_if_new) for choice in choices]
+    by_uuid: dict[bytes, str] = {}
+    for plan in plans:
+        if plan.found is None:
+            continue
+        if (other := by_uuid.setdefault(plan.found.uuid, plan.found.path)) != plan.found.path:
+            raise InvalidArgument(f"the same device as {other}: name it once", plan.found.path)
+    return plans
+
+
+def resolve(choice: DeviceChoice, names: Sequence[str] | None = None) -> DeviceChoice:
+    """The choice with a path, where it names a device by its uuid: block devices (of /sys/class/block, or
+    `names`) are asked for their superblocks. Blocking. NotFound; InvalidArgument: no uuid, or several such
+    devices of which none is on top of the others (paths of one disk)."""
+    if not choice.path.startswith(UUID_PREFIX):
+        return choice
+    try:
+        wanted = UUID(choice.path.removeprefix(UUID_PREFIX)).bytes
+    except ValueError:
+        raise InvalidArgument(
+            "after uuid: goes the uuid that ffs device inspect shows", choice.path
+        ) from None
+    found = [path for path in names or _block_devices() if _uuid_at(path) == wanted]
+    if not found:
+        raise NotFound("no block device of this host has this uuid (read as this user)", choice.path)
+    free = [path for path in found if not _has_holders(path)]
+    if len(found) > 1 and len(free) != 1:
+        raise InvalidArgument(f"{', '.join(found)} all have this uuid: name one by its path", choice.path)
+    return replace(choice, path=free[0] if free else found[0])
+
+
+def _block_devices() -> list[str]:
+    names = sorted(os.listdir("/sys/class/block")) if os.path.isdir("/sys/class/block") else []
+    # Drives for media that come and go are slow to ask, and hold no stores.
+    return [f"/dev/{name.replace('!', '/')}" for name in names if not name.startswith(("sr", "fd"))]
+
+
+def _uuid_at(path: str) -> bytes | None:
+    try:
+        return device_inspect(path).device_uuid
+    except OSError:
+        return None  # not one of ours, or not readable: that is the question
+
+
+def _has_holders(path: str) -> bool:
+    try:
+        return bool(os.listdir(f"/sys/class/block/{os.path.basename(path)}/holders"))
+    except OSError:
+        return False
 
 
 def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Plan:
@@ -66,7 +115,11 @@ def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Pl
             path,
         )
     found = DeviceInfo(
-        uuid=info.device_uuid, path=path, size_bytes=info.size_bytes, targets=tuple(info.targets)
+        uuid=info.device_uuid,
+        path=path,
+        size_bytes=info.size_bytes,
+        targets=tuple(info.targets),
+        role=choice.role,
     )
     return Plan(choice, found, make=False)
 
@@ -114,5 +167,9 @@ def _format(plan: Plan, cluster: bytes, uuid: bytes, targets: tuple[int, ...]) -
             raise type(error)(error.message, path) from None
     info = device_inspect(path)
     return DeviceInfo(
-        uuid=info.device_uuid, path=path, size_bytes=info.size_bytes, targets=tuple(info.targets)
+        uuid=info.device_uuid,
+        path=path,
+        size_bytes=info.size_bytes,
+        targets=tuple(info.targets),
+        role=plan.choice.role,
     )

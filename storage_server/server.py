@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, cast
 
 from ffs._native.device import host_id
@@ -102,7 +103,10 @@ async def _run_node(
     )
     node.manager_ms = registered.manager_ms
     try:
-        shards = [await node.native(native.add_device, device.path) for device in devices]
+        shards = []
+        for device, choice in zip(devices, config.devices, strict=True):
+            add = partial(native.add_device, write_cache=choice.write_cache, discard=choice.discard)
+            shards.append(await node.native(add, device.path))
         await node.start()
         loop = asyncio.get_running_loop()
         node.collector = Collector(node.id, node.incarnation, cluster, lambda: node.manager_ms, loop)

@@ -38,6 +38,32 @@ def test_devices() -> None:
     assert parse_device("/dev/disk/by-path/pci-0000:01:00.0-nvme", 7).size_bytes == 7
 
 
+def test_device_options() -> None:
+    path = "/dev/x"
+    assert parse_device("/a/b:4G,write-cache=protected,role=kv", 1) == DeviceChoice(
+        "/a/b", 4 << 30, write_cache="protected", role="kv"
+    )
+    assert parse_device(f"{path},discard=off", 7) == DeviceChoice(path, 7, discard="off")
+    assert parse_device("uuid:0123:4,role=bulk", 0) == DeviceChoice("uuid:0123:4", 0, role="bulk")
+    for bad, why in (
+        (",write-cache=maybe", "auto, volatile, protected"),
+        (",role=", "kv, bulk"),
+        (",speed=9", "isn't an option"),
+        (",role=kv,role=bulk", "given twice"),
+        (",", "isn't an option"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            parse_device(path + bad, 0)
+    config = parse_config([*BASE, "--device=/dev/y,role=kv", "--device-size=1G"])
+    assert config.devices[1] == DeviceChoice("/dev/y", 1 << 30, role="kv")
+
+
+def test_an_existing_path_with_a_comma_is_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "disk,role=kv"
+    path.touch()
+    assert parse_device(str(path), 3) == DeviceChoice(str(path), 3)
+
+
 def test_configuration() -> None:
     config = parse_config([*BASE, "--device=/y:1G", "--device-size=2G", "--listen=[::1]:9"])
     assert config.devices == (DeviceChoice("/dev/x", 2 << 30), DeviceChoice("/y", 1 << 30))
