@@ -1,4 +1,4 @@
-"""`ffs cluster drain|add|replace|rebalance|force-lead`: told to the manager, then watched until it is done.
+"""`ffs cluster drain|add|forget|replace|rebalance|force-lead`: told to the manager, then watched until done.
 
 The manager does the work, and goes on with it whatever becomes of this process. docs/operations.md.
 """
@@ -22,6 +22,7 @@ from ffs.proto.cluster import (
     DrainNode,
     ForceLead,
     ForceLeadReply,
+    ForgetNode,
     GetCluster,
     MoveReply,
     Rebalance,
@@ -51,6 +52,14 @@ def add_verbs(verbs: Commands) -> None:
     add = command(verbs, "add", run_add, "move a share of the data to a node that is new", json_option=True)
     add.add_argument("node", metavar="NODE", help="name or id of a storage node that runs")
     _add_wait(add)
+    forget = command(
+        verbs,
+        "forget",
+        run_forget,
+        "take a node that is off, and that nothing needs, off the list",
+        json_option=True,
+    )
+    forget.add_argument("node", metavar="NODE", help="name or id")
     replace = command(
         verbs, "replace", run_replace, "rebuild replicas elsewhere, as those of a dead disk", json_option=True
     )
@@ -119,6 +128,16 @@ def run_drain(args: argparse.Namespace) -> int:
             f"node {args.node} is drained: nothing needs it any more, it may be switched off",
             stuck=lambda view: view.nodes[node].note,
         )
+
+
+def run_forget(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        done = client.core.caller.call(ForgetNode(node=args.node), MoveReply)
+    if args.json:
+        print_json({"node": done.node, "forgotten": True})
+    else:
+        print(f"node {args.node} is forgotten: its devices must be formatted before they can be used again")
+    return 0
 
 
 def run_add(args: argparse.Namespace) -> int:

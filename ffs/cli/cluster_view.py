@@ -67,6 +67,8 @@ def condition(chain: ChainView) -> str:
 
 
 def node_state(node: NodeView) -> str:
+    if not node.alive and node.draining and not node.leaving:
+        return "off"
     if not node.alive:
         silent = "silent" if node.silent_ms < 0 else "silent " + format_seconds(node.silent_ms / 1000)
         return silent + (", draining" if node.draining else "")
@@ -133,6 +135,8 @@ def _moving_lines(view: View) -> Iterator[str]:
         if node.draining and node.leaving:
             stuck = f": {node.note}" if node.note else ""
             yield f"node {node.name} is being drained, {plural(node.leaving, 'target')} left{stuck}"
+        elif node.draining and not node.alive:
+            yield f"node {node.name} is drained and off: ffs cluster forget {node.name} takes it off the list"
         elif node.draining:
             yield f"node {node.name} is drained: it may be switched off"
         elif node.note:
@@ -303,6 +307,7 @@ def node_fields(node: NodeView) -> dict[str, object]:
         "alive": node.alive,
         "draining": node.draining,
         "drained": node.draining and not node.leaving,
+        "state": node_state(node),
         "leaving": node.leaving,
         "note": node.note,
         "incarnation": node.incarnation,

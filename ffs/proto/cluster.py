@@ -608,6 +608,14 @@ class ForceLeadReply(Message, tag=126, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class ForgetNode(Message, tag=130, kw_only=True):
+    """Drop all that is known of a node that is off and that no chain needs, with its devices: they would
+    have to be formatted to come back. InvalidArgument or Busy with the reason while it can't be. Answered by
+    MoveReply."""
+
+    node: str
+
+
 class MoveReply(Message, tag=127, kw_only=True):
     """`chains` have new wanted targets, `targets` of them are to be filled; `notes` for people."""
 

@@ -22,6 +22,7 @@ from ffs.proto.cluster import (
     DrainNode,
     ForceLead,
     ForceLeadReply,
+    ForgetNode,
     GetCluster,
     MoveReply,
     NodeRecord,
@@ -71,6 +72,7 @@ class Commands:
         ReplaceTarget,
         Rebalance,
         ForceLead,
+        ForgetNode,
     )
 
     def __init__(self, store: Store, lease: Lease, routing: RoutingCache, manager: Manager) -> None:
@@ -100,6 +102,8 @@ class Commands:
                 return await self._replace(request)
             if isinstance(request, Rebalance):
                 return await self._rebalance(request)
+            if isinstance(request, ForgetNode):
+                return await self._forget(request)
             assert isinstance(request, ForceLead), request
             return await self._force(request)
 
@@ -123,6 +127,8 @@ class Commands:
     async def _drain(self, request: DrainNode) -> MoveReply:
         node = find_node(self._routing.view, request.node)
         if request.undo:
+            if not node.draining:
+                raise InvalidArgument(f"node {node.name} isn't being drained: there is nothing to undo")
             await self._moves.set_draining(node.id, False)
             self.notes.pop(node.id, None)
             await self._manager.records_changed()
@@ -156,6 +162,33 @@ class Commands:
             for node_id in leaving:
                 self._note(node_id, "; ".join(plan.notes))
         await self._apply(plan)
+
+    # forget
+
+    async def _forget(self, request: ForgetNode) -> MoveReply:
+        view = self._routing.view
+        node = find_node(view, request.node)
+        if node.alive:
+            raise InvalidArgument(
+                f"node {node.name} is alive: drain it first (ffs cluster drain {node.name}), then stop its server"
+            )
+        needed = sum(
+            view.targets[target].node == node.id
+            for chain in view.chains.values()
+            for target in {*chain.members, *goal_of(chain)}
+        )
+        if needed:
+            raise InvalidArgument(
+                f"chains need {plans.some(needed, 'target')} of node {node.name}: have them replaced first "
+                f"(ffs cluster drain {node.name})"
+            )
+        if not self._manager.is_gone(node.id):
+            raise Busy(f"node {node.name} may hold a lease still: try again in a few seconds")
+        await self._moves.forget(node)
+        self.notes.pop(node.id, None)
+        await self._manager.records_changed()
+        log.warning("node %s (%d) is forgotten, with its devices", node.name, node.id)
+        return MoveReply(node=node.id)
 
     # replace
 

@@ -311,7 +311,7 @@ class Manager:
     # nodes
 
     async def _register(self, request: RegisterNode) -> RegisterNodeReply:
-        node = await self._registry.register(request, self._is_gone)
+        node = await self._registry.register(request, self.is_gone)
         await self._routing.refresh()  # from now on the one before is refused
         now = self.now_s()
         self._presences.registered(node.id, node.incarnation, now)
@@ -327,7 +327,8 @@ class Manager:
             failure_timeout_ms=int(self.failure_timeout_s * 1000),
         )
 
-    def _is_gone(self, node: int) -> bool:
+    def is_gone(self, node: int) -> bool:
+        """Whether it surely holds no lease any more."""
         return self._presences.lapsed(node, self.now_s())
 
     def _state_of(self, node: int, incarnation: int) -> NodeState:
@@ -476,6 +477,8 @@ class Manager:
         if view is before or not self.lease.primary or self._term != self.lease.term:
             return
         self._looked_at = view
+        for node in self.nodes.keys() - view.nodes.keys():
+            del self.nodes[node]  # it was forgotten
         touched = {n for n, record in view.nodes.items() if before.nodes.get(n) is not record}
         changed = {c for c, record in view.chains.items() if before.chains.get(c) is not record}
         for target_id, target in view.targets.items():

@@ -23,14 +23,19 @@ from metadata.cluster.lease import Lease
 from metadata.cluster.members import goal_of, serving_of
 from metadata.cluster.routing import View
 from metadata.cluster.schema import (
+    DEVICES,
+    NODE_UUIDS,
+    TARGETS,
     chain_key,
+    decode,
     encode,
     get_record,
     node_key,
     raise_epoch,
     target_key,
+    usage_key,
 )
-from metadata.kv.contract import Store, Transaction
+from metadata.kv.contract import Store, Transaction, after
 
 if TYPE_CHECKING:
     from metadata.cluster.manager import NodeState
@@ -360,6 +365,37 @@ class Moves:
             if node.draining != draining:
                 txn.set(node_key(node_id), encode(replace(node, draining=draining)))
                 await raise_epoch(txn)
+
+        await self._store.run(body, urgent=True)
+
+    async def forget(self, seen: NodeRecord) -> None:
+        """Removes a node with its devices and targets. Busy if it has come back, or a chain names one."""
+
+        async def body(txn: Transaction) -> None:
+            await self._lease.guard(txn)
+            node = await get_record(txn, NodeRecord, node_key(seen.id))
+            if node is None:
+                return
+            if node.incarnation != seen.incarnation or node.alive:
+                raise Busy(f"node {seen.name} has come back meanwhile")
+            devices = set()
+            for key, value in await txn.range(TARGETS, after(TARGETS)):
+                target = decode(TargetRecord, key, value)
+                if target.node != node.id:
+                    continue
+                chain = await get_record(txn, ChainRecord, chain_key(target.chain)) if target.chain else None
+                if chain is not None and target.id in {*chain.members, *goal_of(chain)}:
+                    raise Busy(
+                        f"chain {chain.id} still has target {target.id} of node {node.name}: try again"
+                    )
+                devices.add(target.device)
+                txn.clear(key)
+            for device in devices:
+                txn.clear(DEVICES + device)
+            txn.clear(NODE_UUIDS + node.uuid)
+            txn.clear(node_key(node.id))
+            txn.clear(usage_key(node.id))
+            await raise_epoch(txn)
 
         await self._store.run(body, urgent=True)
 

@@ -169,6 +169,7 @@ def test_node_states() -> None:
     assert node_state(node(1, draining=True)) == "draining"
     assert node_state(node(1, draining=True, leaving=0)) == "drained"
     assert node_state(node(1, alive=False, silent_ms=-1)) == "silent"
+    assert node_state(node(1, alive=False, draining=True, leaving=0)) == "off"
     assert node_state(node(1, alive=False, silent_ms=65_000, draining=True)) == "silent 1:05, draining"
     assert target_state(target(1, 1, released=True)) == "released"
     assert target_state(target(1, 1, member=False)) == "to come"

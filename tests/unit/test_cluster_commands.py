@@ -73,6 +73,7 @@ class Manager:
         self.routing = RoutingCache(store, self.clock)
         self.nodes: dict[int, State] = {}
         self.decisions: dict[int, Any] = {}
+        self.holding: set[int] = set()  # nodes that may hold a lease
         self.rates = SyncRates()
         self.spaces = Spaces(store, self.lease, lambda: self.view, lambda nodes: None, self.now_s)
         self.cluster = b"c" * 16
@@ -85,6 +86,9 @@ class Manager:
 
     def now_s(self) -> float:
         return 100.0
+
+    def is_gone(self, node: int) -> bool:
+        return node not in self.holding
 
     async def records_changed(self) -> None:
         await self.routing.refresh()
@@ -356,6 +360,71 @@ def test_a_drain_without_room_says_so_and_goes_on_when_there_is() -> None:
             assert on_node(manager.view, 1) == set()
             status = await manager.ask(proto.GetCluster())
             assert all(node.note == "" for node in status.nodes)
+
+    run(test)
+
+
+def test_undo_of_what_is_not_drained_is_refused() -> None:
+    async def test() -> None:
+        async with cluster() as manager:
+            with pytest.raises(InvalidArgument, match="n2 isn't being drained"):
+                await manager.ask(proto.DrainNode(node="n2", undo=True))
+            await manager.ask(proto.DrainNode(node="n2"))
+            await manager.ask(proto.DrainNode(node="n2", undo=True))
+            with pytest.raises(InvalidArgument, match="nothing to undo"):
+                await manager.ask(proto.DrainNode(node="n2", undo=True))
+
+    run(test)
+
+
+def test_a_node_that_is_off_and_not_needed_is_forgotten() -> None:
+    async def test() -> None:
+        async with cluster() as manager:
+            with pytest.raises(InvalidArgument, match="n2 is alive"):
+                await manager.ask(proto.ForgetNode(node="n2"))
+            node = manager.view.nodes[2]
+            await write(manager.store, {node_key(2): replace(node, alive=False)})
+            await manager.routing.refresh()
+            with pytest.raises(InvalidArgument, match="chains need"):
+                await manager.ask(proto.ForgetNode(node="n2"))
+            await write(manager.store, {node_key(2): replace(node, alive=True)})
+            await manager.routing.refresh()
+            await manager.ask(proto.DrainNode(node="n2"))
+            await settle(manager)
+            drained = manager.view.nodes[2]
+            await write(manager.store, {node_key(2): replace(drained, alive=False)})
+            await manager.routing.refresh()
+            manager.holding = {2}
+            with pytest.raises(Busy, match="may hold a lease"):
+                await manager.ask(proto.ForgetNode(node="n2"))
+            manager.holding = set()
+            before = manager.view
+            reply = await manager.ask(proto.ForgetNode(node="n2"))
+            assert reply.node == 2
+            view = manager.view
+            assert set(view.nodes) == set(before.nodes) - {2}
+            assert {t for t, r in before.targets.items() if r.node != 2} == set(view.targets)
+            assert view.chains == before.chains
+            keys = await manager.store.read(lambda snap: snap.range(b"c", b"d"))
+            traces = [key for key, value in keys if node.uuid in key or node.devices[0].uuid in key + value]
+            assert traces == []
+            status = await manager.ask(proto.GetCluster())
+            assert [n.id for n in status.nodes] == sorted(view.nodes)
+            with pytest.raises(NotFound):
+                await manager.ask(proto.ForgetNode(node="n2"))
+
+    run(test)
+
+
+def test_a_node_that_came_back_is_not_forgotten() -> None:
+    async def test() -> None:
+        async with cluster() as manager:
+            await manager.ask(proto.DrainNode(node="n2"))
+            await settle(manager)
+            seen = manager.view.nodes[2]
+            await write(manager.store, {node_key(2): replace(seen, incarnation=2, alive=False)})
+            with pytest.raises(Busy, match="has come back"):
+                await manager.commands._moves.forget(replace(seen, alive=False))
 
     run(test)
 
