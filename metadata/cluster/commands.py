@@ -170,7 +170,7 @@ class Commands:
         node = find_node(view, request.node)
         if node.alive:
             raise InvalidArgument(
-                f"node {node.name} is alive: drain it first (ffs cluster drain {node.name}), then stop its server"
+                f"node {node.name} is alive: drain it (ffs cluster drain {node.name}), then stop its server"
             )
         needed = sum(
             view.targets[target].node == node.id

@@ -146,6 +146,7 @@ class Manager:
             if term == self._term:
                 return
             self._term = 0
+            self._routing.heard_usage.clear()
             if term == 0:
                 return
             await self._routing.refresh()
@@ -356,6 +357,7 @@ class Manager:
             state.acted = self._configs.numbered(beat.node, beat.config)
             self.spaces.heard(beat)
             changed = self._take_reports(beat, state)
+            self._hear_usage(beat.node, state)
             self.rates.heard(state.reports.values(), now)
             if not was_here:
                 changed |= self.view.chains_of(beat.node)
@@ -589,6 +591,15 @@ class Manager:
         states = [self.nodes.get(node) for node in view.nodes]
         return all(state is not None and client in state.fenced for state in states)
 
+    def _hear_usage(self, node: int, state: NodeState) -> None:
+        """statfs here tells it at once, and the other processes soon when it is a device's first."""
+        for device in self.view.nodes[node].devices:
+            report = next((state.reports[t] for t in device.targets if t in state.reports), None)
+            if report is not None:
+                self._routing.heard_usage[device.uuid] = (report.capacity_bytes, report.free_bytes)
+                if device.uuid not in self.view.usage:
+                    self._usage_s = float("-inf")
+
     async def _save_usage(self) -> None:
         if self.now_s() - self._usage_s < USAGE_S:
             return
@@ -596,9 +607,9 @@ class Manager:
         view = self.view
         for node_id, state in list(self.nodes.items()):
             devices = [
-                (device.uuid, report.capacity_bytes, report.free_bytes)
+                (device.uuid, *self._routing.heard_usage[device.uuid])
                 for device in view.nodes[node_id].devices
-                if (report := state.reports.get(device.targets[0])) is not None
+                if state.beats and device.uuid in self._routing.heard_usage
             ]
             if any(view.usage.get(uuid) != (capacity, free) for uuid, capacity, free in devices):
                 await self._registry.save_usage(node_id, devices)

@@ -137,6 +137,7 @@ class RoutingCache:
         self._decoded: dict[bytes, tuple[bytes, object]] = {}  # by key, of the last view
         self._waiters: set[asyncio.Future[None]] = set()
         self._lock = asyncio.Lock()
+        self.heard_usage: dict[bytes, tuple[int, int]] = {}  # as View.usage; the primary hears it first
 
     async def refresh(self) -> bool:
         """Reads the records if the epoch has changed; tells whoever waits. Whether it had."""
@@ -234,13 +235,15 @@ class RoutingCache:
         )
 
     def space_bytes(self, table: int) -> tuple[int, int]:
-        """Tables share devices, so what is free is free to each of them. Unknown devices count 0."""
+        """The sums of what the devices of the table's targets report, over its replicas. Tables share
+        devices, so what is free is free to each of them. A device counts from its first report on."""
         view = self.view
         record = self.table(table)
         if record is None:
             return 0, 0
         devices = {view.targets[m].device for c in record.chains for m in view.chains[c].members}
-        known = [view.usage[device] for device in devices if device in view.usage]
+        usage = {**view.usage, **self.heard_usage}
+        known = [usage[device] for device in devices if device in usage]
         total = sum(capacity for capacity, _ in known)
         free = sum(free for _, free in known)
         return total // record.replicas, free // record.replicas

@@ -134,6 +134,7 @@ class SimNode:
     released: set[int] = field(default_factory=set)  # that it was ever told to drop
     domain: str = ""
     role: str = ""
+    free_bytes: int = 1 << 29
     takes_spaces: bool = True  # False: a version before policies
     spaces: proto.SpaceConfig = NO_SPACES
     told: int = 0  # how many SpaceConfigs it was sent in this incarnation
@@ -209,7 +210,7 @@ class SimNode:
             poisoned=self.poisoned,
             used_bytes=0,
             capacity_bytes=1 << 30,
-            free_bytes=1 << 29,
+            free_bytes=self.free_bytes,
             chunks=0,
         )
 

@@ -194,6 +194,29 @@ def test_the_second_process_serves_routing_and_names_the_primary() -> None:
     run(body)
 
 
+def test_space_is_known_as_soon_as_chains_serve() -> None:
+    """The sum over devices of what they report, over the replicas: with nothing waited for."""
+
+    async def body() -> None:
+        async with cluster(count=4, replicas=2) as (process, all_nodes, _):
+            assert process.routing.space_bytes(0) == ((4 << 30) // 2, (4 << 29) // 2)
+            all_nodes[1].free_bytes = 5
+            await all_nodes[1].beat(process)
+            assert process.routing.space_bytes(0) == ((4 << 30) // 2, ((3 << 29) + 5) // 2)
+            assert process.routing.space_bytes(99) == (0, 0)
+            for node in all_nodes:
+                await node.beat(process)
+            await process.manager._save_usage()
+            async with Process(process.manager._store, "m2:1") as second:
+
+                async def known() -> bool:
+                    return second.routing.space_bytes(0) == process.routing.space_bytes(0)
+
+                await until(known)
+
+    run(body)
+
+
 def test_routing_is_pushed_when_it_changes() -> None:
     async def body() -> None:
         async with cluster() as (process, all_nodes, _):
