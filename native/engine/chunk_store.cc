@@ -380,6 +380,7 @@ StoreMetrics ChunkStore::metrics() const {
   m.waiting = s.stage_waiters.size() + s.space_waiters.size() + s.read_waiters.count;
   m.free_slabs = s.allocator->free_slabs();
   m.poisoned = s.poisoned;
+  m.memory_bytes = s.state->memory_bytes() + s.allocator->memory_bytes();
   return m;
 }
 

@@ -27,6 +27,8 @@ void ChunkStore::Impl::start_snapshot() {
       impl->next_slice();
     }
   };
+  snap.chunks_memory = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes));
+  FFS_CHECK(snap.chunks_memory != nullptr);
   journal->begin_snapshot();
   next_slice();
 }
@@ -84,7 +86,7 @@ void ChunkStore::Impl::capture_tables() {
 
 void ChunkStore::Impl::next_slice() {
   StepTimer timer(counters);
-  if (snap.written != nullptr) std::free(snap.written), snap.written = nullptr;
+  std::free(std::exchange(snap.written, nullptr));
   if (poisoned || closing) {
     abandon_snapshot();
     return;
@@ -98,44 +100,52 @@ void ChunkStore::Impl::next_slice() {
     return;
   }
   if (snap.last_encoded) {
+    std::free(std::exchange(snap.chunks_memory, nullptr));
     snap.flushing = true;
     snap.wait_block = journal->last_block();
     snap.wait_sync = journal->next_sync();
     journal->kick(true);
     return;
   }
-  snap.written = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kMaxBlockBytes));
-  FFS_CHECK(snap.written != nullptr);
-  write_slice(snap.written, encode_chunks(snap.written));
+  write_slice(snap.chunks_memory, encode_chunks(snap.chunks_memory));
 }
 
-// As many chunks as fit, in order, from the cursor on.
+// Chunks in order from the cursor on, as many as fit and as a step may take.
 uint32_t ChunkStore::Impl::encode_chunks(uint8_t* block) {
+  constexpr uint32_t kSliceChunks = 512;
   BlockHeader header = slice_header();
-  uint32_t used = sizeof header;
-  for (;;) {
-    uint32_t chunk = state->index.lower_bound(snap.cursor_target, snap.cursor_key, snap.cursor_started);
-    if (chunk == 0) {
-      header.flags = kSliceIsLast;
-      snap.last_encoded = true;
-      break;
-    }
-    if (uint16_t target = state->index[chunk].target; releasing[target]) {  // its chunks are gone
+  uint32_t used = sizeof header, chunks = 0;
+  bool full = false;
+  auto take = [&](uint32_t chunk) {
+    const Chunk& c = state->index[chunk];
+    if (releasing[c.target]) {  // its chunks are gone: on with the next target
       snap.cursor_started = false;
-      snap.cursor_target = static_cast<uint16_t>(target + 1);
+      snap.cursor_target = static_cast<uint16_t>(c.target + 1);
       snap.cursor_key = ChunkKey{};
-      continue;
+      return false;
     }
-    size_t bytes = state->chunk_record_bytes(chunk);
-    if (used + bytes > kMaxBlockBytes) break;
+    const size_t bytes = state->chunk_record_bytes(chunk);
+    if (used + bytes > kMaxBlockBytes || chunks == kSliceChunks) {
+      full = true;
+      return false;
+    }
     Writer writer(block + used, bytes);
     state->encode_chunk_and_pendings(chunk, writer, &header.record_count);
     FFS_CHECK(writer.ok() && writer.left() == 0);
     used += static_cast<uint32_t>(bytes);
+    chunks++;
     snap.cursor_started = true;
-    snap.cursor_target = state->index[chunk].target;
-    snap.cursor_key = state->index[chunk].key;
+    snap.cursor_target = c.target;
+    snap.cursor_key = c.key;
+    return true;
+  };
+  while (!full && !snap.last_encoded) {
+    bool ended = true;
+    state->index.walk(snap.cursor_target, snap.cursor_key, snap.cursor_started,
+                      [&](uint32_t chunk) { return ended = take(chunk); });
+    snap.last_encoded = ended;
   }
+  if (snap.last_encoded) header.flags = kSliceIsLast;
   FFS_CHECK(header.record_count > 0 || snap.last_encoded);  // a chunk's records fit a slice
   header.used_bytes = used;
   auto bytes = static_cast<uint32_t>(round_up(used, kBlock));
@@ -211,7 +221,8 @@ void ChunkStore::Impl::snapshot_failed(int error) {
 }
 
 void ChunkStore::Impl::abandon_snapshot() {
-  if (snap.written != nullptr) std::free(snap.written), snap.written = nullptr;
+  std::free(std::exchange(snap.chunks_memory, nullptr));
+  std::free(std::exchange(snap.written, nullptr));
   for (TableSlice& slice : snap.table_slices) std::free(slice.memory);
   snap.table_slices.clear();
   snap.active = snap.flushing = false;

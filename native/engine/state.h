@@ -108,6 +108,8 @@ class State {
   size_t chunk_record_bytes(uint32_t chunk) const;  // with its pendings
   // *records counts what was written.
   void encode_chunk_and_pendings(uint32_t chunk, Writer& writer, uint32_t* records) const;
+  // What the chunks take in memory, rooms kept free included; the tables are apart.
+  uint64_t memory_bytes() const { return index.memory_bytes(); }
   size_t table_bytes() const { return table_bytes_; }
   // Bytes that a snapshot of everything would take in records.
   uint64_t snapshot_bytes() const { return chunk_bytes_ + table_bytes_; }

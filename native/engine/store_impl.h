@@ -309,7 +309,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
     uint16_t cursor_target = 0;
     ChunkKey cursor_key;
     std::deque<TableSlice> table_slices;
-    uint8_t* written = nullptr;  // the slice in flight
+    uint8_t* chunks_memory = nullptr;  // of the slices of chunks
+    uint8_t* written = nullptr;        // the slice of tables in flight
     JournalPosition position;
     Superblock next_super;
     io::Op op;
