@@ -59,7 +59,9 @@ ChunkStore::Impl::Begin ChunkStore::Impl::wait_for_room(StageOp* op, uint8_t bas
     p.room_since_us = std::max<uint64_t>(now_us, 1);
     p.room_block = journal->last_block();
   }
-  const bool freeing = (!quarantine.empty() && journal->flushed_block() < p.room_block) || dying_slots > 0;
+  // A new chunk waits for what was being freed when it came; an overwrite also for other overwrites.
+  const bool quarantined = !quarantine.empty() && (update || journal->flushed_block() < p.room_block);
+  const bool freeing = quarantined || dying_slots > 0;
   const bool by_commit = update && (places_held > 0 || state->index.live_count() > 0);
   const bool by_packing =
       allocator->room_for(least, false) || (update && allocator->room_for(base_class, true));
