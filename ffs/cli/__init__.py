@@ -27,6 +27,7 @@ _NOUNS = (
     "listing",
     "files",
     "copy",
+    "usage",
     "space",
     "device",
     "bench",

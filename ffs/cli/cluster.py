@@ -59,6 +59,12 @@ def add_commands(commands: Commands) -> None:
         help="a server that is silent for so long is left out of its chains (default: 1)",
     )
     up.add_argument("--domains", type=count_argument, help="spread the servers over so many failure domains")
+    up.add_argument(
+        "--roles",
+        action="store_true",
+        default=None,
+        help="two devices a server, for KV blocks and for files, with a chain table each",
+    )
     up.add_argument("--detach", action="store_true", help="return once it serves; ffs down stops it")
     up.add_argument("--supervise", action="store_true", help=argparse.SUPPRESS)
     up.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
@@ -87,7 +93,7 @@ def _shape(args: argparse.Namespace) -> Shape:
         nodes = args.nodes or 3
         replicas = args.replicas or min(3, nodes)
         device_bytes = args.device_size or size_argument(DEFAULT_DEVICE)
-        return Shape(nodes, replicas, device_bytes, args.domains or 0, timeout_ms)
+        return Shape(nodes, replicas, device_bytes, args.domains or 0, timeout_ms, bool(args.roles))
     for option, asked, made in (
         ("--nodes", args.nodes, known.shape.nodes),
         ("--replicas", args.replicas, known.shape.replicas),
@@ -98,6 +104,10 @@ def _shape(args: argparse.Namespace) -> Shape:
             raise InvalidArgument(
                 f"was made with {option} {made}: leave the option out, or give another --dir", args.dir
             )
+    if args.roles and not known.shape.roles:
+        raise InvalidArgument(
+            "was made without --roles: leave the option out, or give another --dir", args.dir
+        )
     return msgspec.structs.replace(
         known.shape, failure_timeout_ms=args.failure_timeout or known.shape.failure_timeout_ms
     )
@@ -112,6 +122,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         device_bytes=shape.device_bytes,
         domains=shape.domains,
         failure_timeout_s=shape.failure_timeout_ms / 1000,
+        roles=shape.roles,
         until_eof=False,
         say=live.show,
     )
@@ -329,7 +340,8 @@ def _status_lines(status: StatusReply) -> Iterator[str]:
         mine = [chain for chain in status.chains if chain.table == entry.id]
         good = sum(chain.writable for chain in mine)
         chains = f"{good} of {plural(len(mine), 'chain')} serving"
-        yield f"table {entry.name}: {plural(entry.replicas, 'replica')}, {chains}"
+        role = f"role {entry.role}, " if entry.role else ""
+        yield f"table {entry.name}: {role}{plural(entry.replicas, 'replica')}, {chains}"
     reasons = Counter(chain.reason for chain in status.chains if not chain.writable)
     for reason, count in reasons.most_common(5):
         yield f"  {plural(count, 'chain')}: {reason}"
@@ -366,7 +378,13 @@ def status_fields(status: StatusReply) -> dict[str, object]:
             for node in status.nodes
         ],
         "tables": [
-            {"id": entry.id, "name": entry.name, "version": entry.version, "replicas": entry.replicas}
+            {
+                "id": entry.id,
+                "name": entry.name,
+                "version": entry.version,
+                "replicas": entry.replicas,
+                "role": entry.role,
+            }
             for entry in status.tables
         ],
         "chains": [

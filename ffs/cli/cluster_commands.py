@@ -1,12 +1,13 @@
 """`ffs cluster ...`: looking at a cluster (status, nodes, chains, targets), and changing it (drain, add,
-replace, rebalance, force-lead; ffs/cli/cluster_moves.py). docs/operations.md."""
+forget, replace, rebalance, force-lead: ffs/cli/cluster_moves.py; table: cluster_tables.py).
+docs/operations.md."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from ffs.cli import cluster_moves
+from ffs.cli import cluster_moves, cluster_tables
 from ffs.cli.cluster_view import (
     View,
     chain_fields,
@@ -41,6 +42,7 @@ def add_commands(commands: Commands) -> None:
     targets = command(verbs, "targets", run_targets, "replicas' homes that are in use", json_option=True)
     targets.add_argument("--node", metavar="NODE", help="only those of this node")
     cluster_moves.add_verbs(verbs)
+    cluster_tables.add_verbs(verbs)
 
 
 def _usage(parser: argparse.ArgumentParser) -> int:

@@ -12,6 +12,7 @@ from ffs.proto.cluster import (
     ClusterReply,
     DeviceView,
     NodeView,
+    SpaceView,
     SyncView,
     TargetState,
     TargetView,
@@ -111,7 +112,8 @@ def status_lines(view: View) -> Iterator[str]:
         counts = Counter(condition(chain) for chain in mine)
         shown = ", ".join(f"{counts[word]} {word}" for word in _WORDS if counts[word])
         chains, replicas = plural(len(mine), "chain"), plural(entry.replicas, "replica")
-        yield f"table {entry.name}: {replicas}, {chains}: {shown}"
+        role = f"role {entry.role}, " if entry.role else ""
+        yield f"table {entry.name}: {role}{replicas}, {chains}: {shown}"
     reasons = Counter(fold(view, chain.reason) for chain in reply.chains if not chain.whole)
     for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:REASONS]:
         yield f"  {plural(count, 'chain')}: {reason}"
@@ -193,17 +195,21 @@ def node_table(view: View) -> str:
                     node_state(node),
                     node.domain or "-",
                     node.host,
-                    *(_device_cells(device) if device is not None else ("-",) * 6),
+                    *(_device_cells(device) if device is not None else ("-",) * 7),
                 )
             )
-    head = ("node", "name", "state", "domain", "host", "device", "", "size", "free", "targets", "spare")
-    return table(head, rows, right=(7, 8, 9, 10))
+    head = (
+        *("node", "name", "state", "domain", "host"),
+        *("device", "role", "", "size", "free", "targets", "spare"),
+    )
+    return table(head, rows, right=(8, 9, 10, 11))
 
 
 def _device_cells(device: DeviceView) -> tuple[str, ...]:
     known = device.capacity_bytes > 0
     return (
         device.path or device.uuid.hex(),
+        device.role or "-",
         device_state(device),
         format_bytes(device.capacity_bytes) if known else "-",
         format_bytes(device.free_bytes) if known else "-",
@@ -287,9 +293,16 @@ def status_fields(view: View) -> dict[str, object]:
         "rebalancing": reply.rebalancing,
         "nodes": [node_fields(node) for node in reply.nodes],
         "tables": [
-            {"id": entry.id, "name": entry.name, "version": entry.version, "replicas": entry.replicas}
+            {
+                "id": entry.id,
+                "name": entry.name,
+                "version": entry.version,
+                "replicas": entry.replicas,
+                "role": entry.role,
+            }
             for entry in reply.tables
         ],
+        "spaces": [space_fields(view, space) for space in reply.spaces],
         "states": dict(Counter(condition(chain) for chain in reply.chains)),
         "chains": [chain_fields(view, chain) for chain in reply.chains],
         "damaged": sum(target.damaged for target in reply.targets),
@@ -320,6 +333,7 @@ def node_fields(node: NodeView) -> dict[str, object]:
                 "path": device.path,
                 "here": device.here,
                 "failed": device.poisoned,
+                "role": device.role,
                 "size": device.size_bytes,
                 "capacity": device.capacity_bytes,
                 "free": device.free_bytes,
@@ -349,6 +363,25 @@ def chain_fields(view: View, chain: ChainView) -> dict[str, object]:
         "reason": chain.reason,
         "shared_domain": chain.shared_domain,
         "sync": None if chain.sync is None else _sync_fields(chain.sync),
+    }
+
+
+def space_fields(view: View, space: SpaceView) -> dict[str, object]:
+    """A KV space by its inode id; `ffs space` has them by path."""
+    return {
+        "inode": space.space,
+        "table": view.tables.get(space.table, str(space.table)),
+        "block_bytes": space.block_bytes,
+        "quota_bytes": space.quota_bytes,
+        "ttl_ms": space.ttl_ms,
+        "evictable": space.evictable,
+        "bytes": space.bytes,
+        "blocks": space.chunks,
+        "evicted_bytes": space.evicted_bytes,
+        "evicted_blocks": space.evicted_chunks,
+        "hits": space.hits,
+        "chains": space.chains,
+        "chains_reported": space.reported,
     }
 
 

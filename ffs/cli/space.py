@@ -1,83 +1,314 @@
-"""`ffs df`, `ffs du`: how much is taken."""
+"""`ffs space`: KV spaces, their bounds and what they hold. docs/guides/kv.md, Bounds."""
 
 from __future__ import annotations
 
 import argparse
 import posixpath
-import stat
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ffs.cli.location import one_address, parse_remote
-from ffs.cli.parsing import Commands, command, connect, print_json
-from ffs.cli.text import format_bytes, table
+from ffs.cli.parsing import Commands, command, connect, print_json, size_argument
+from ffs.cli.text import format_bytes, format_duration, parse_bytes, parse_duration, plural, table
+from ffs.errors import InvalidArgument
+from ffs.proto import meta
+from ffs.proto.cluster import TableRoute
+from ffs.proto.records import KV_EVICTABLE, KV_SPACE, KvParams
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
+    from ffs.kv.bounds import Usage
+
+NONE = ("none", "0")
 
 
 def add_commands(commands: Commands) -> None:
-    command(commands, "df", run_df, "space of the cluster", json_option=True)
-    du = command(commands, "du", run_du, "bytes below directories", json_option=True)
-    du.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
-    du.add_argument("-s", "--summarize", action="store_true", help="one line for each PATH")
-    du.add_argument("-b", "--bytes", action="store_true", help="whole bytes instead of KiB, MiB...")
-
-
-def run_df(args: argparse.Namespace) -> int:
-    with connect(args) as client:
-        space = client.statvfs("/")
-    total = space.f_blocks * space.f_frsize
-    free = space.f_bavail * space.f_frsize
-    used = total - space.f_bfree * space.f_frsize
-    if args.json:
-        print_json({"total": total, "used": used, "free": free})
-        return 0
-    share = f"{used / total:.0%}" if total else "-"
-    print(
-        table(
-            ("size", "used", "free", "use"),
-            [(format_bytes(total), format_bytes(used), format_bytes(free), share)],
-            right=(0, 1, 2, 3),
-        )
+    space = commands.add_parser(
+        "space",
+        help="KV spaces: make, bound and look at them",
+        description="KV spaces: the caches of KV blocks that inference engines share.",
     )
+    space.set_defaults(run=lambda args: _usage_line(space))
+    verbs = space.add_subparsers(dest="verb", metavar="VERB")
+    create = command(verbs, "create", run_create, "make a KV space", json_option=True)
+    create.add_argument("path", metavar="PATH")
+    create.add_argument(
+        "--block-size",
+        type=size_argument,
+        required=True,
+        metavar="SIZE",
+        help="largest block, 1 to 16MiB; it stays",
+    )
+    create.add_argument("--table", help="chain table by name or id (default: the one for KV spaces)")
+    create.add_argument("--exist-ok", action="store_true", help="be content with one of the same geometry")
+    _add_bounds(create)
+    change = command(verbs, "set", run_set, "change the bounds of a KV space", json_option=True)
+    change.add_argument("path", metavar="PATH")
+    _add_bounds(change)
+    stat = command(verbs, "stat", run_stat, "bounds and use of KV spaces", json_option=True)
+    stat.add_argument("paths", metavar="PATH", nargs="+")
+    stat.add_argument("--chains", action="store_true", help="and each chain's share of the quota")
+    listing = command(verbs, "ls", run_ls, "KV spaces below a directory", json_option=True)
+    listing.add_argument("path", metavar="PATH", nargs="?", default="/")
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--quota", type=_quota, metavar="SIZE", help="how much it may hold on one replica: 10G, or none"
+    )
+    parser.add_argument(
+        "--ttl", type=_ttl, metavar="TIME", help="how long a block stays after its put: 30s, 12h, or none"
+    )
+    parser.add_argument(
+        "--evictable",
+        type=_yes_no,
+        metavar="yes|no",
+        help="whether blocks are dropped to make room (default: yes), or a full space refuses puts",
+    )
+
+
+def _quota(text: str) -> int:
+    try:
+        return 0 if text in NONE else parse_bytes(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _ttl(text: str) -> float:
+    try:
+        return 0 if text in NONE else parse_duration(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _yes_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give yes or no")
+    return text == "yes"
+
+
+def _usage_line(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 2
+
+
+def run_create(args: argparse.Namespace) -> int:
+    from ffs.kv.bounds import Bounds
+    from ffs.kv.handle import Handle
+
+    place = parse_remote(args.path)
+    bounds = Bounds(quota_bytes=args.quota or 0, ttl_s=args.ttl or 0, evictable=args.evictable is not False)
+    wanted = int(args.table) if args.table and args.table.isdigit() else args.table
+    with connect(args, one_address([place], args.cluster)) as client:
+        client.makedirs(posixpath.dirname(place.path), exist_ok=True)
+        Handle.create(
+            client,
+            place.path,
+            args.block_size,
+            table=wanted,
+            bounds=bounds,
+            exist_ok=args.exist_ok,
+            permissions=0o666,
+        ).close()
+        _tell(args, client, place.path)
     return 0
 
 
-def run_du(args: argparse.Namespace) -> int:
+def run_set(args: argparse.Namespace) -> int:
+    from ffs.kv.bounds import set_bounds
+
+    place = parse_remote(args.path)
+    if (args.quota, args.ttl, args.evictable) == (None, None, None):
+        raise InvalidArgument("nothing to change: give --quota, --ttl or --evictable", args.path)
+    with connect(args, one_address([place], args.cluster)) as client:
+        set_bounds(client, place.path, quota_bytes=args.quota, ttl_s=args.ttl, evictable=args.evictable)
+        _tell(args, client, place.path)
+    return 0
+
+
+def _tell(args: argparse.Namespace, client: Client, path: str) -> None:
+    """The bounds, after a change."""
+    attributes = _space(client, path)
+    fields = space_fields(path, attributes, None, _tables(client))
+    if args.json:
+        print_json(fields)
+    else:
+        print(f"{path}: {bounds_words(attributes.kv)}")
+
+
+def run_stat(args: argparse.Namespace) -> int:
+    from ffs.kv.bounds import usage_of
+
     places = [parse_remote(path) for path in args.paths]
     with connect(args, one_address(places, args.cluster)) as client:
-        for place in places:
-            sizes: list[tuple[str, int]] = []
-            total = _sum(client, place.path, sizes, set())
-            rows = [(place.path, total)] if args.summarize else sizes
-            for path, size in rows:
-                if args.json:
-                    print_json({"path": path, "bytes": size})
-                else:
-                    print(f"{size if args.bytes else format_bytes(size)}\t{path}")
+        tables = _tables(client)
+        for number, place in enumerate(places):
+            attributes = _space(client, place.path)
+            usage = usage_of(client, attributes.ino)
+            if args.json:
+                print_json(space_fields(place.path, attributes, usage, tables))
+                continue
+            if number:
+                print()
+            print("\n".join(stat_lines(place.path, attributes, usage, tables)))
+            if args.chains:
+                print(share_table(usage))
     return 0
 
 
-def _sum(client: Client, top: str, sizes: list[tuple[str, int]], seen: set[int]) -> int:
-    """Bytes of the files below `top`; each directory's sum is appended, deepest first. A file with
-    several names counts once. Without recursion: trees may be deeper than Python's stack."""
-    info = client.lstat(top)
-    if not stat.S_ISDIR(info.st_mode):
-        sizes.append((top, info.st_size))
-        return int(info.st_size)
-    own: dict[str, int] = {}
-    order = [top]
-    for path in order:
-        own[path] = 0
-        for entry in client.scandir(path):
-            below = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(below.st_mode):
-                order.append(posixpath.join(path, entry.name))
-            elif below.st_nlink < 2 or below.st_ino not in seen:
-                seen.add(below.st_ino)
-                own[path] += below.st_size
-    for path in reversed(order):
-        sizes.append((path, own[path]))
-        if path != top:
-            own[posixpath.dirname(path)] += own[path]
-    return own[top]
+def run_ls(args: argparse.Namespace) -> int:
+    from ffs.kv.bounds import usage_of_all
+
+    place = parse_remote(args.path)
+    with connect(args, one_address([place], args.cluster)) as client:
+        usages = usage_of_all(client)
+        tables = _tables(client)
+        found = [(path, client.attributes(path)) for path in _spaces_below(client, place.path)]
+    if args.json:
+        for path, attributes in found:
+            print_json(space_fields(path, attributes, usages.get(attributes.ino), tables))
+    elif found:
+        print(listing_table(found, usages, tables))
+    return 0
+
+
+def _spaces_below(client: Client, top: str) -> Iterator[str]:
+    """Without recursion: trees may be deeper than Python's stack."""
+    if client.attributes(top).type == KV_SPACE:
+        yield top
+        return
+    stack = [top]
+    while stack:
+        below = []
+        for entry in sorted(client.scandir(stack.pop()), key=lambda entry: entry.name):
+            if entry.is_kv_space():
+                yield entry.path
+            elif entry.is_dir(follow_symlinks=False):
+                below.append(entry.path)
+        stack += reversed(below)
+
+
+def _space(client: Client, path: str) -> meta.Attributes:
+    attributes = client.attributes(path)
+    if attributes.kv is None:
+        raise InvalidArgument("isn't a KV space: ffs space create makes one", path)
+    return attributes
+
+
+def _tables(client: Client) -> dict[int, TableRoute]:
+    return {route.id: route for route in client.core.routing.get().tables}
+
+
+# --- words ------------------------------------------------------------------------------------------
+
+
+def bounds_words(kv: KvParams | None) -> str:
+    """'quota 10.0 GiB, ttl 12h, evictable'."""
+    if kv is None:
+        return ""
+    quota = f"quota {format_bytes(kv.quota_bytes)}" if kv.quota_bytes else "no quota"
+    ttl = f"ttl {format_duration(kv.ttl_ms / 1000)}" if kv.ttl_ms else "no ttl"
+    return f"{quota}, {ttl}, {'evictable' if kv.flags & KV_EVICTABLE else 'not evictable'}"
+
+
+def stat_lines(
+    path: str, attributes: meta.Attributes, usage: Usage, tables: dict[int, TableRoute]
+) -> Iterator[str]:
+    kv, layout = attributes.kv, attributes.layout
+    if kv is None or layout is None:
+        raise InvalidArgument("isn't a KV space", path)
+    route = tables.get(layout.table)
+    replicas = f" ({plural(route.replicas, 'replica')})" if route is not None else ""
+    yield f"path       {path}"
+    yield f"inode      {attributes.ino}"
+    yield f"blocks     up to {format_bytes(kv.block_bytes)}"
+    yield f"table      {route.name if route is not None else layout.table}{replicas}"
+    share = f", {usage.bytes / kv.quota_bytes:.0%} used" if kv.quota_bytes else ""
+    yield f"quota      {format_bytes(kv.quota_bytes) if kv.quota_bytes else 'none'}{share}"
+    yield f"ttl        {format_duration(kv.ttl_ms / 1000) if kv.ttl_ms else 'none'}"
+    yield f"evictable  {'yes' if kv.flags & KV_EVICTABLE else 'no'}"
+    yield f"used       {format_bytes(usage.bytes)} in {plural(usage.blocks, 'block')}"
+    yield (
+        f"evicted    {format_bytes(usage.evicted_bytes)} in {plural(usage.evicted_blocks, 'block')} "
+        "since the servers started"
+    )
+    if usage.reported < usage.chains:
+        chains = plural(usage.chains, "chain")
+        yield f"           as {usage.reported} of {chains} say; the others said nothing yet"
+
+
+def share_table(usage: Usage) -> str:
+    rows = [
+        (
+            str(share.chain),
+            format_bytes(share.quota_bytes) if usage.quota_bytes else "-",
+            format_bytes(share.bytes),
+            str(share.blocks),
+            format_bytes(share.evicted_bytes),
+        )
+        for share in usage.shares
+    ]
+    return table(("chain", "share", "used", "blocks", "evicted"), rows, right=(0, 1, 2, 3, 4))
+
+
+def listing_table(
+    found: list[tuple[str, meta.Attributes]], usages: dict[int, Usage], tables: dict[int, TableRoute]
+) -> str:
+    rows = []
+    for path, attributes in found:
+        kv, layout, usage = attributes.kv, attributes.layout, usages.get(attributes.ino)
+        if kv is None or layout is None:
+            continue
+        rows.append(
+            (
+                path,
+                tables[layout.table].name if layout.table in tables else str(layout.table),
+                format_bytes(kv.block_bytes),
+                format_bytes(usage.bytes) if usage is not None else "-",
+                format_bytes(kv.quota_bytes) if kv.quota_bytes else "-",
+                format_duration(kv.ttl_ms / 1000) if kv.ttl_ms else "-",
+                "yes" if kv.flags & KV_EVICTABLE else "no",
+                format_bytes(usage.evicted_bytes) if usage is not None else "-",
+            )
+        )
+    head = ("path", "table", "block", "used", "quota", "ttl", "evictable", "evicted")
+    return table(head, rows, right=(2, 3, 4, 5, 7))
+
+
+def space_fields(
+    path: str, attributes: meta.Attributes, usage: Usage | None, tables: dict[int, TableRoute]
+) -> dict[str, object]:
+    """For programs: sizes in bytes, times in milliseconds; 0: none."""
+    kv, layout = attributes.kv, attributes.layout
+    if kv is None or layout is None:
+        raise InvalidArgument("isn't a KV space", path)
+    fields: dict[str, object] = {
+        "path": path,
+        "inode": attributes.ino,
+        "table": tables[layout.table].name if layout.table in tables else str(layout.table),
+        "block_bytes": kv.block_bytes,
+        "quota_bytes": kv.quota_bytes,
+        "ttl_ms": kv.ttl_ms,
+        "evictable": bool(kv.flags & KV_EVICTABLE),
+    }
+    if usage is not None:
+        fields |= {
+            "bytes": usage.bytes,
+            "blocks": usage.blocks,
+            "evicted_bytes": usage.evicted_bytes,
+            "evicted_blocks": usage.evicted_blocks,
+            "hits": usage.hits,
+            "chains": usage.chains,
+            "chains_reported": usage.reported,
+            "shares": [
+                {
+                    "chain": share.chain,
+                    "quota_bytes": share.quota_bytes,
+                    "bytes": share.bytes,
+                    "blocks": share.blocks,
+                    "evicted_bytes": share.evicted_bytes,
+                }
+                for share in usage.shares
+            ],
+        }
+    return fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ffs.errors import InvalidArgument
@@ -52,6 +53,28 @@ def parse_bytes(text: str) -> int:
     if factor is None or value < 0:
         raise InvalidArgument(f"{text!r} isn't a size: write it as 512MiB, 4GiB or a number of bytes")
     return int(value * factor)
+
+
+_DURATIONS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_duration(text: str) -> float:
+    """'30s', '12h', '1.5d', '90' -> seconds. InvalidArgument."""
+    cleaned = text.strip().lower()
+    digits = cleaned.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    factor = _DURATIONS.get(cleaned[len(digits) :].strip())
+    if factor is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits):
+        raise InvalidArgument(f"{text!r} isn't a time: write it as 30s, 15m, 12h or 7d")
+    return float(digits) * factor
+
+
+def format_duration(seconds: float) -> str:
+    """43200 -> '12h': in the largest unit that divides it."""
+    for unit in ("d", "h", "m"):
+        factor = _DURATIONS[unit]
+        if seconds >= factor and seconds % factor == 0:
+            return f"{seconds / factor:.0f}{unit}"
+    return f"{seconds:g}s"
 
 
 def format_rate(count: float, seconds: float) -> str:

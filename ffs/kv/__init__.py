@@ -2,13 +2,25 @@
 
 from typing import TYPE_CHECKING
 
+from ffs.kv.bounds import Bounds, Usage
 from ffs.kv.keys import KEY_BYTES, Identity, block_hash, hash_tokens, root_hash
 from ffs.kv.results import Results, Status
 
 if TYPE_CHECKING:
     from ffs.kv.space import Space
 
-__all__ = ["KEY_BYTES", "Identity", "Results", "Space", "Status", "block_hash", "hash_tokens", "root_hash"]
+__all__ = [
+    "KEY_BYTES",
+    "Bounds",
+    "Identity",
+    "Results",
+    "Space",
+    "Status",
+    "Usage",
+    "block_hash",
+    "hash_tokens",
+    "root_hash",
+]
 
 
 def __getattr__(name: str) -> object:

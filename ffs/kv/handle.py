@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ffs.client.paths import check_path, wire_path
 from ffs.errors import BadHandle, Fenced, InvalidArgument, StaleEpoch
+from ffs.kv.bounds import Bounds
 from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
-from ffs.proto.records import KvParams
 
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
@@ -52,6 +52,7 @@ class Handle:
         block_bytes: int,
         *,
         table: str | int | None,
+        bounds: Bounds,
         exist_ok: bool,
         permissions: int,
     ) -> Handle:
@@ -64,7 +65,7 @@ class Handle:
         layout = None if table is None else meta.LayoutChoice(table=core.routing.table_id(table))
         request = meta.KvCreate(
             path=wire_path(path),
-            params=KvParams(block_bytes=block_bytes),
+            params=bounds.params(block_bytes),
             mode=permissions & 0o7777 & ~core.umask,
             layout=layout,
             exist_ok=exist_ok,
@@ -115,6 +116,11 @@ class Handle:
             if self._session is None:
                 raise Fenced("the client session is over: connect again", self.path)
             return self._session
+
+    @property
+    def client(self) -> Client:
+        """Whose space it is."""
+        return self._client
 
     @property
     def native(self) -> NativeClient:

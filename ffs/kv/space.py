@@ -34,6 +34,7 @@ from ffs.client.transfer import error_of_completion
 from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
+from ffs.kv.bounds import Bounds, Usage, bounds_of, set_bounds, usage_of
 from ffs.kv.handle import Handle
 from ffs.kv.keys import CHUNK_KEY_BYTES, key_array
 from ffs.kv.results import Results, Status
@@ -109,18 +110,31 @@ class Space:
         *,
         block_bytes: int,
         table: str | int | None = None,
+        quota_bytes: int = 0,
+        ttl_s: float = 0,
+        evictable: bool = True,
         exist_ok: bool = False,
         permissions: int = 0o666,
     ) -> Space:
         """Makes a space at `path` for blocks of 1 to `block_bytes` bytes (at most 16 MiB) and opens it.
 
         `table`: the chain table by name or id, which decides the number of replicas; None: as the
-        directory has it. With `exist_ok` a space of the same geometry is welcome. Directories above
-        it are made as needed. Blocking. Raises Exists, NotFound (the table), InvalidArgument.
+        directory has it. `quota_bytes`, `ttl_s`, `evictable`: see `set_bounds`. With `exist_ok` a space
+        of the same geometry is welcome, and keeps its bounds. Directories above it are made as needed.
+        Blocking. Raises Exists, NotFound (the table), InvalidArgument.
         """
+        bounds = Bounds(quota_bytes=quota_bytes, ttl_s=ttl_s, evictable=evictable)
         client.makedirs(posixpath.dirname(path), exist_ok=True)
         return cls(
-            Handle.create(client, path, block_bytes, table=table, exist_ok=exist_ok, permissions=permissions)
+            Handle.create(
+                client,
+                path,
+                block_bytes,
+                table=table,
+                bounds=bounds,
+                exist_ok=exist_ok,
+                permissions=permissions,
+            )
         )
 
     @classmethod
@@ -128,6 +142,31 @@ class Space:
         """Opens the space at `path`. Blocking. Raises NotFound, AccessDenied, InvalidArgument (it is
         something else)."""
         return cls(Handle.open(client, path, write=write))
+
+    # --- bounds -------------------------------------------------------------------------------
+
+    @property
+    def bounds(self) -> Bounds:
+        """Quota, time to live, whether it may be evicted from, as they are now. Blocking."""
+        return bounds_of(self._handle.client, self.path)
+
+    def set_bounds(
+        self, *, quota_bytes: int | None = None, ttl_s: float | None = None, evictable: bool | None = None
+    ) -> Bounds:
+        """Changes what is given, for all users of the space; its owner or root may. Blocking.
+
+        `quota_bytes`: how much it may hold, as allocated on one replica; 0: as much as there is.
+        `ttl_s`: a block is gone so long after it was put; 0: never; it counts for blocks that are put from
+        now on. `evictable`: to make room blocks are dropped that weren't used for long; without it a put
+        into a full space fails. Servers follow within seconds. Raises NotPermitted, InvalidArgument.
+        """
+        return set_bounds(
+            self._handle.client, self.path, quota_bytes=quota_bytes, ttl_s=ttl_s, evictable=evictable
+        )
+
+    def usage(self) -> Usage:
+        """What the space holds and has evicted, as its servers said last. Blocking."""
+        return usage_of(self._handle.client, self.inode)
 
     def close(self) -> None:
         """Gives back rings and the capability. Repeatable."""

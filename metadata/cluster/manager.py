@@ -192,7 +192,7 @@ class Manager:
         if isinstance(request, GetStatus):
             return status_reply(self, self.view, self.cluster, self.lease, self.clock)
         if isinstance(request, GetSpaces):
-            return self.spaces.reply(request)
+            return self.spaces.reply(request) if self.spaces.knows(request.space) else None
         return self._commands.handle_now(peer, request)
 
     async def handle(self, peer: Peer, request: Message) -> Message:
@@ -203,6 +203,9 @@ class Manager:
         self.lease.require()
         if isinstance(request, (Heartbeat, GetStatus, GetSpaces, *Commands.REQUESTS)):
             reply = self._answer(peer, request)
+            if reply is None and isinstance(request, GetSpaces):
+                await self.spaces.tick()  # it may have been made just now
+                return self.spaces.reply(request)
             return reply if reply is not None else await self._commands.handle(peer, request)
         if isinstance(request, CreateTable):
             made = await self._registry.create_table(request)

@@ -336,6 +336,10 @@ class Spaces:
 
     # --- to people -----------------------------------------------------------------------------------
 
+    def knows(self, space: int) -> bool:
+        """Whether it is in the index as read last (0: any that is asked for)."""
+        return not space or space in self._index.spaces
+
     def reply(self, request: GetSpaces) -> SpacesReply:
         """One space, with its chains, or all. NotFound."""
         uses = self._uses()

@@ -21,16 +21,32 @@ def metadata(store: Path, listen: str, ready: Path, failure_timeout_ms: int) -> 
     ]
 
 
+def devices(home: Path, *, roles: bool) -> dict[str, Path]:
+    """The files of a storage server's devices, by role."""
+    return {role: home / f"device-{role}" for role in ("kv", "bulk")} if roles else {"": home / "device"}
+
+
 def storage(
-    home: Path, name: str, address: str, device_bytes: int, ready: Path, domain: str = ""
+    home: Path,
+    name: str,
+    address: str,
+    device_bytes: int,
+    ready: Path,
+    domain: str = "",
+    *,
+    roles: bool = False,
 ) -> list[str]:
     labelled = [f"--domain={domain}"] if domain else []
+    places = [
+        f"--device={path},role={role}" if role else f"--device={path}"
+        for role, path in devices(home, roles=roles).items()
+    ]
     return [
         *_module("storage_server.server"),
         f"--metadata={address}",
         f"--name={name}",
         f"--dir={home}",
-        f"--device={home / 'device'}",
+        *places,
         f"--device-size={device_bytes}",
         f"--ready-file={ready}",
         "--listen=127.0.0.1:0",

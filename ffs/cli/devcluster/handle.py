@@ -32,6 +32,7 @@ def launch(
     device_bytes: int = 4 << 30,
     domains: int = 0,
     failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
+    roles: bool = False,
     until_eof: bool,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[subprocess.Popen[bytes], str]:
@@ -51,6 +52,8 @@ def launch(
     ]
     if domains:
         command.append(f"--domains={domains}")
+    if roles:
+        command.append("--roles")
     if until_eof:
         command.append("--until-eof")
     process = subprocess.Popen(
@@ -93,9 +96,10 @@ class DevCluster:
         device_bytes: int = 4 << 30,
         domains: int = 0,
         failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
+        roles: bool = False,
     ) -> None:
         self.directory = Directory(directory)
-        self._shape = Shape(nodes, replicas, device_bytes, domains)
+        self._shape = Shape(nodes, replicas, device_bytes, domains, roles=roles)
         self._failure_timeout_s = failure_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
@@ -109,6 +113,7 @@ class DevCluster:
             device_bytes=self._shape.device_bytes,
             domains=self._shape.domains,
             failure_timeout_s=self._failure_timeout_s,
+            roles=self._shape.roles,
             until_eof=True,
             say=say,
         )

@@ -4,7 +4,8 @@ cluster.json   what it is: shape and address; stays when the cluster is down
 run.json       who runs it now: pids with their start times; only while it is up
 control        a socket of the supervisor: `ffs dev` (control.py); only while it is up
 lock           held by the supervisor for as long as it lives
-meta/          the metadata store        node<N>/device   a device of storage server N
+meta/          the metadata store        node<N>/device   the device of storage server N;
+                                         with roles: device-kv and device-bulk
 log/           one log a process
 """
 
@@ -35,6 +36,7 @@ class Shape(msgspec.Struct, frozen=True):
     device_bytes: int
     domains: int = 0  # node N is in failure domain N modulo this; 0: each is its own
     failure_timeout_ms: int = DEFAULT_FAILURE_TIMEOUT_MS
+    roles: bool = False  # each server has a device of role kv and one of role bulk, of device_bytes each
 
 
 class ClusterFile(msgspec.Struct, frozen=True):

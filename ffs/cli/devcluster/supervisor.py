@@ -32,7 +32,14 @@ from ffs.cli.devcluster.process import (
 from ffs.cli.devcluster.state import FORMAT, ClusterFile, Directory, ProcessRecord, RunFile, Shape, write_file
 from ffs.cli.text import format_bytes, plural
 from ffs.errors import Busy, FfsError, InvalidArgument, NoSpace, NotFound, Overloaded
-from ffs.proto.cluster import DEFAULT_CHAINS_PER_DEVICE, CreateTable, CreateTableReply, StatusReply
+from ffs.proto.cluster import (
+    DEFAULT_CHAINS_PER_DEVICE,
+    ROLE_BULK,
+    ROLE_KV,
+    CreateTable,
+    CreateTableReply,
+    StatusReply,
+)
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -131,10 +138,11 @@ class Supervisor:
             parent = parent.parent
         free = shutil.disk_usage(parent).free
         # Device files are sparse: they take what is stored in them. The journals are written at once.
-        need = self._shape.nodes * (64 << 20)
+        devices = self._shape.nodes * (2 if self._shape.roles else 1)
+        need = devices * (64 << 20)
         if free < need:
             raise NoSpace(
-                f"has {format_bytes(free)} free, {plural(self._shape.nodes, 'device')} need "
+                f"has {format_bytes(free)} free, {plural(devices, 'device')} need "
                 f"{format_bytes(need)} to begin with: give another --dir",
                 str(parent),
             )
@@ -201,7 +209,9 @@ class Supervisor:
         shape = self._shape
         domain = f"domain{index % shape.domains}" if shape.domains else ""
         ready = self._ready_file(name)
-        command = commands.storage(home, name, self.address, shape.device_bytes, ready, domain)
+        command = commands.storage(
+            home, name, self.address, shape.device_bytes, ready, domain, roles=shape.roles
+        )
         return self._spawn(name, command)
 
     @property
@@ -214,14 +224,26 @@ class Supervisor:
 
     def _make_tables(self, deadline: float) -> None:
         """`default` with the replicas asked for, and `single` for what one copy is enough for. A third of
-        each device's targets stays free: room for those of a node that is drained or replaced."""
-        tables = {"default": (self._shape.replicas, DEFAULT_CHAINS_PER_DEVICE)}
-        if self._shape.replicas != 1:
-            tables["single"] = (1, SINGLE_CHAINS_PER_DEVICE)
+        each device's targets stays free: room for those of a node that is drained or replaced. With roles:
+        `bulk` with the replicas asked for, and `kv` with one copy, since what is in it can be computed
+        again."""
+        replicas = self._shape.replicas
+        tables = [("default", replicas, DEFAULT_CHAINS_PER_DEVICE, "")]
+        if replicas != 1:
+            tables.append(("single", 1, SINGLE_CHAINS_PER_DEVICE, ""))
+        if self._shape.roles:
+            tables = [
+                ("bulk", replicas, DEFAULT_CHAINS_PER_DEVICE, ROLE_BULK),
+                ("kv", 1, SINGLE_CHAINS_PER_DEVICE, ROLE_KV),
+            ]
         self._say("making the chain tables")
-        for name, (replicas, chains) in tables.items():
+        for name, copies, chains, role in tables:
             request = CreateTable(
-                name=name, replicas=replicas, chains_per_device=chains, wait_nodes=self._shape.nodes
+                name=name,
+                replicas=copies,
+                chains_per_device=chains,
+                wait_nodes=self._shape.nodes,
+                role=role,
             )
             while True:
                 self._check_children()
@@ -320,7 +342,8 @@ class Supervisor:
             raise Busy(f"node{index} runs: stop it first")
         self._children = [child for child in self._children if child.name != f"node{index}"]
         if fresh:
-            (self.directory.node(index) / "device").unlink(missing_ok=True)
+            for device in commands.devices(self.directory.node(index), roles=self._shape.roles).values():
+                device.unlink(missing_ok=True)
         self._dead.discard(f"node{index}")
         self._await_storage(index)
 

@@ -1,0 +1,83 @@
+"""`ffs df`, `ffs du`: how much is taken."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import stat
+from typing import TYPE_CHECKING
+
+from ffs.cli.location import one_address, parse_remote
+from ffs.cli.parsing import Commands, command, connect, print_json
+from ffs.cli.text import format_bytes, table
+
+if TYPE_CHECKING:
+    from ffs.client.client import Client
+
+
+def add_commands(commands: Commands) -> None:
+    command(commands, "df", run_df, "space of the cluster", json_option=True)
+    du = command(commands, "du", run_du, "bytes below directories", json_option=True)
+    du.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
+    du.add_argument("-s", "--summarize", action="store_true", help="one line for each PATH")
+    du.add_argument("-b", "--bytes", action="store_true", help="whole bytes instead of KiB, MiB...")
+
+
+def run_df(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        space = client.statvfs("/")
+    total = space.f_blocks * space.f_frsize
+    free = space.f_bavail * space.f_frsize
+    used = total - space.f_bfree * space.f_frsize
+    if args.json:
+        print_json({"total": total, "used": used, "free": free})
+        return 0
+    share = f"{used / total:.0%}" if total else "-"
+    print(
+        table(
+            ("size", "used", "free", "use"),
+            [(format_bytes(total), format_bytes(used), format_bytes(free), share)],
+            right=(0, 1, 2, 3),
+        )
+    )
+    return 0
+
+
+def run_du(args: argparse.Namespace) -> int:
+    places = [parse_remote(path) for path in args.paths]
+    with connect(args, one_address(places, args.cluster)) as client:
+        for place in places:
+            sizes: list[tuple[str, int]] = []
+            total = _sum(client, place.path, sizes, set())
+            rows = [(place.path, total)] if args.summarize else sizes
+            for path, size in rows:
+                if args.json:
+                    print_json({"path": path, "bytes": size})
+                else:
+                    print(f"{size if args.bytes else format_bytes(size)}\t{path}")
+    return 0
+
+
+def _sum(client: Client, top: str, sizes: list[tuple[str, int]], seen: set[int]) -> int:
+    """Bytes of the files below `top`; each directory's sum is appended, deepest first. A file with
+    several names counts once. Without recursion: trees may be deeper than Python's stack."""
+    info = client.lstat(top)
+    if not stat.S_ISDIR(info.st_mode):
+        sizes.append((top, info.st_size))
+        return int(info.st_size)
+    own: dict[str, int] = {}
+    order = [top]
+    for path in order:
+        own[path] = 0
+        for entry in client.scandir(path):
+            below = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(below.st_mode):
+                order.append(posixpath.join(path, entry.name))
+            elif below.st_nlink < 2 or below.st_ino not in seen:
+                seen.add(below.st_ino)
+                own[path] += below.st_size
+    for path in reversed(order):
+        sizes.append((path, own[path]))
+        if path != top:
+            own[posixpath.dirname(path)] += own[path]
+    return own[top]

@@ -1,0 +1,157 @@
+"""Bounds of a KV space - quota, time to live, eviction - and what it holds. docs/guides/kv.md, Bounds.
+
+Everything here asks the metadata service; none of it needs the space to be open.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ffs.client.paths import wire_path
+from ffs.errors import InvalidArgument
+from ffs.proto import meta
+from ffs.proto.cluster import GetSpaces, SpacesReply, SpaceView
+from ffs.proto.records import KV_EVICTABLE, KvParams
+
+if TYPE_CHECKING:
+    from ffs.client.client import Client
+
+MAX_TTL_S: Final = 100 * 365 * 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a space. InvalidArgument or TypeError for what can't be one."""
+
+    quota_bytes: int = 0
+    """How much it may hold, as allocated on one replica; 0: as much as there is."""
+    ttl_s: float = 0
+    """Seconds from a put until its block is gone; 0: it stays."""
+    evictable: bool = True
+    """Blocks are dropped to make room; without it a full space refuses new ones."""
+
+    def __post_init__(self) -> None:
+        check_quota(self.quota_bytes)
+        ttl_ms(self.ttl_s)
+
+    def params(self, block_bytes: int) -> KvParams:
+        """For the creation of a space of such blocks."""
+        return KvParams(
+            block_bytes=block_bytes,
+            quota_bytes=self.quota_bytes,
+            ttl_ms=ttl_ms(self.ttl_s),
+            flags=KV_EVICTABLE if self.evictable else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a space holds, as the heads of its chains said last; `reported` of its `chains` have said it.
+    Evictions and hits are counted since the servers started."""
+
+    bytes: int
+    blocks: int
+    quota_bytes: int
+    evicted_bytes: int
+    evicted_blocks: int
+    hits: int
+    chains: int
+    reported: int
+    shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A chain's part of the quota, and what it holds of it."""
+
+    chain: int
+    quota_bytes: int
+    bytes: int
+    blocks: int
+    evicted_bytes: int
+
+
+def bounds_of(client: Client, path: str) -> Bounds:
+    """As they are now. Blocking. NotFound, InvalidArgument if it isn't a KV space."""
+    return _bounds(client.attributes(path), path)
+
+
+def set_bounds(
+    client: Client,
+    path: str,
+    *,
+    quota_bytes: int | None = None,
+    ttl_s: float | None = None,
+    evictable: bool | None = None,
+) -> Bounds:
+    """Changes what is given; the bounds after it. Blocking. NotPermitted unless one owns it or is root."""
+    what = 0
+    if quota_bytes is not None:
+        what |= meta.SET_QUOTA
+        check_quota(quota_bytes)
+    if ttl_s is not None:
+        what |= meta.SET_TTL
+    if evictable is not None:
+        what |= meta.SET_EVICTABLE
+    request = meta.SetKvSpace(
+        path=wire_path(path),
+        what=what,
+        quota_bytes=quota_bytes or 0,
+        ttl_ms=ttl_ms(ttl_s or 0),
+        evictable=evictable is not False,
+    )
+    return _bounds(client.core.change(request, meta.StatReply).attributes, path)
+
+
+def usage_of(client: Client, inode: int) -> Usage:
+    """Of the space of that inode id. Blocking. NotFound if it is gone."""
+    (view,) = client.core.caller.call(GetSpaces(space=inode), SpacesReply).spaces
+    return _usage(view)
+
+
+def usage_of_all(client: Client) -> dict[int, Usage]:
+    """Of every space of the cluster by inode id, without their shares. Blocking."""
+    reply = client.core.caller.call(GetSpaces(), SpacesReply)
+    return {view.space: _usage(view) for view in reply.spaces}
+
+
+def check_quota(quota_bytes: int) -> None:
+    if isinstance(quota_bytes, bool) or not isinstance(quota_bytes, int):
+        raise TypeError(f"quota_bytes is an int, not {type(quota_bytes).__name__}")
+    if not 0 <= quota_bytes <= meta.MAX_BOUND:
+        raise InvalidArgument(f"quota_bytes is {quota_bytes}: give 0 (none) to {meta.MAX_BOUND}")
+
+
+def ttl_ms(ttl_s: float) -> int:
+    """In whole milliseconds, at least 1 where there is any."""
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float):
+        raise TypeError(f"ttl_s is a number of seconds, not {type(ttl_s).__name__}")
+    if not (math.isfinite(ttl_s) and 0 <= ttl_s <= MAX_TTL_S):
+        raise InvalidArgument(f"ttl_s is {ttl_s}: give 0 (none) to {MAX_TTL_S} seconds")
+    return max(1, round(ttl_s * 1000)) if ttl_s else 0
+
+
+def _bounds(attributes: meta.Attributes, path: str) -> Bounds:
+    kv = attributes.kv
+    if kv is None:
+        raise InvalidArgument("isn't a KV space", path)
+    return Bounds(quota_bytes=kv.quota_bytes, ttl_s=kv.ttl_ms / 1000, evictable=bool(kv.flags & KV_EVICTABLE))
+
+
+def _usage(view: SpaceView) -> Usage:
+    return Usage(
+        bytes=view.bytes,
+        blocks=view.chunks,
+        quota_bytes=view.quota_bytes,
+        evicted_bytes=view.evicted_bytes,
+        evicted_blocks=view.evicted_chunks,
+        hits=view.hits,
+        chains=view.chains,
+        reported=view.reported,
+        shares=tuple(
+            Share(share.chain, share.quota_bytes, share.bytes, share.chunks, share.evicted_bytes)
+            for share in view.shares
+        ),
+    )
