@@ -112,6 +112,7 @@ class Recovery {
   bool dropped() const { return dropped_; }
 
  private:
+  Status read_wide(uint64_t offset, uint8_t* memory, uint64_t bytes);
   Result<const uint8_t*> journal_bytes(uint64_t offset, uint64_t bytes);
   bool later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t sequence, Status* failure);
   Status load_slice(const BlockHeader& header, std::span<const uint8_t> bytes, OrderedKey* last);
@@ -156,7 +157,7 @@ class Recovery {
   const uint8_t* source_ = nullptr;
   uint64_t source_at_ = 0;
 
-  static constexpr uint64_t kWindowBytes = 4ull << 20;
+  static constexpr uint64_t kWindowBytes = 8ull << 20;
   uint8_t* window_ = nullptr;
   uint64_t window_from_ = 0, window_to_ = 0;
 };

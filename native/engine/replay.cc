@@ -11,6 +11,33 @@ namespace ffs::engine {
 
 // ------------------------------------------------------------------------------ the journal's blocks
 
+// In pieces that are all in flight together.
+Status Recovery::read_wide(uint64_t offset, uint8_t* memory, uint64_t bytes) {
+  constexpr uint64_t kPieceBytes = 1u << 20;
+  struct Piece {
+    io::Op op;
+    bool done = false;
+  };
+  Piece pieces[kWindowBytes / kPieceBytes];
+  FFS_CHECK(bytes <= kWindowBytes);
+  uint64_t failed_at = UINT64_MAX;
+  int32_t failure = 0;
+  auto size_at = [&](uint64_t at) { return static_cast<uint32_t>(std::min(kPieceBytes, bytes - at)); };
+  for (uint64_t at = 0; at < bytes; at += kPieceBytes) {
+    Piece& piece = pieces[at / kPieceBytes];
+    piece.op.owner = &piece.done;
+    piece.op.done = io::mark_done;
+    s_.io.read(&piece.op, s_.file, offset + at, memory + at, size_at(at));
+  }
+  for (uint64_t at = 0; at < bytes; at += kPieceBytes) {
+    const int32_t rc = io::wait_for(s_.io, pieces[at / kPieceBytes].op);
+    if (rc != static_cast<int32_t>(size_at(at)) && failed_at == UINT64_MAX) failed_at = at, failure = rc;
+  }
+  if (failed_at == UINT64_MAX) return ok_status();
+  return open_error(failure < 0 ? -failure : EIO, "reading the device", "%u bytes at byte %llu",
+                    size_at(failed_at), number_of(offset + failed_at));
+}
+
 Result<const uint8_t*> Recovery::journal_bytes(uint64_t offset, uint64_t bytes) {
   if (window_ == nullptr) {
     window_ = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kWindowBytes));
@@ -18,7 +45,8 @@ Result<const uint8_t*> Recovery::journal_bytes(uint64_t offset, uint64_t bytes) 
   }
   if (offset < window_from_ || offset + bytes > window_to_) {
     uint64_t to = std::min(offset + kWindowBytes, super_.journal_bytes);
-    FFS_TRY_STATUS(s_.read_now(super_.journal_offset + offset, window_, static_cast<uint32_t>(to - offset)));
+    window_from_ = window_to_ = 0;
+    FFS_TRY_STATUS(read_wide(super_.journal_offset + offset, window_, to - offset));
     window_from_ = offset;
     window_to_ = to;
   }
