@@ -35,6 +35,17 @@ void ChunkStore::touch(TargetId target, const ChunkKey& key, uint32_t stamp) {
   }
 }
 
+void ChunkStore::used_before(TargetId target, const ChunkKey& key, uint32_t stamp) {
+  const int number = impl_->target_index(target);
+  State& state = *impl_->state;
+  const uint32_t chunk = number >= 0 ? state.index.find(static_cast<uint16_t>(number), key) : 0;
+  if (chunk == 0 || stamp == 0) return;
+  Access& access = state.index[chunk].access;
+  if (access.previous == 0 && access.last > stamp && access.last - stamp > kCorrelatedStamps) {
+    access.previous = stamp;
+  }
+}
+
 Access ChunkStore::access(TargetId target, const ChunkKey& key) const {
   const int number = impl_->target_index(target);
   const State& state = *impl_->state;

@@ -616,6 +616,9 @@ class ChunkStore {
   void touch(TargetId target, const ChunkKey& key, uint32_t stamp);
   // A chunk begins with {stamp of its first commit, 0}, by the time that tick() was given last.
   Access access(TargetId target, const ChunkKey& key) const;
+  // The chunk, which has had one use so far, was used before that as well (it was evicted meanwhile). Nothing
+  // if that isn't another use than the one that is known.
+  void used_before(TargetId target, const ChunkKey& key, uint32_t stamp);
   // Names the spaces of the target whose use is counted, instead of those named before. The chunks of a
   // new one are counted in steps (tick, run_once); until then space_use().ready is false.
   void account_spaces(TargetId target, std::span<const uint64_t> spaces);
