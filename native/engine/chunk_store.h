@@ -238,6 +238,7 @@ struct StageOp : StoreOp {
     uint8_t place_class = 0xff;
     bool new_place = false;  // `place` was allocated for this update
     bool verify_span = false;
+    bool known_sums = false;  // of the granules that change in part, by block
     bool holds_base = false;
     bool base_is_removal = false;
     bool refused = false;  // by refuse(), before its record was queued
@@ -356,14 +357,15 @@ struct OpenOptions {
   Uuid cluster{};  // refused with EXDEV if the device belongs to another
   WriteCache write_cache = WriteCache::automatic;
   Discard discard = Discard::automatic;
-  size_t scratch_bytes = 64u << 20;  // the store's own buffers: journal, snapshots, bounces
-  size_t overlay_bytes = 16u << 20;  // small updates that wait to be applied in place
+  size_t scratch_bytes = 64u << 20;         // the store's own buffers: journal, snapshots, bounces
+  size_t overlay_bytes = 16u << 20;         // small updates that wait to be applied in place
   size_t replay_overlay_bytes = 64u << 20;  // of them in memory while the journal is replayed; the rest is
                                             // fetched from the device when it is applied
-  uint32_t max_apply_in_flight = 8;
-  uint32_t release_step_chunks = 128;  // of release_target(), in one pass: well under a millisecond
-  uint64_t discard_delay_us = 500'000;  // freed slabs wait so long for their neighbours
-  bool compact_eagerly = false;  // for tests: empties whatever slab it can, however much is free
+  uint32_t max_apply_in_flight = 64;        // writes
+  uint32_t granule_sums = 64 * 1024;        // granules whose checksums are kept by block; 80 bytes each
+  uint32_t release_step_chunks = 128;       // of release_target(), in one pass: well under a millisecond
+  uint64_t discard_delay_us = 500'000;      // freed slabs wait so long for their neighbours
+  bool compact_eagerly = false;             // for tests: empties whatever slab it can, however much is free
   // For offline checks of a copy: clashes are listed here instead of refusing the device.
   std::vector<SlotClash>* clashes = nullptr;
 };
@@ -649,7 +651,8 @@ class ChunkStore {
   bool room_for(uint32_t bytes) const;
 
   // --- compaction: chunks of sparse slabs move into others of their class, so that whole slabs are free
-  // for any class. Nothing of a chunk changes; readers keep the old slot; an update that comes takes its turn at once.
+  // for any class. Nothing of a chunk changes; readers keep the old slot; an update that comes takes its turn
+  // at once.
   SpaceNeed compaction_need() const;  // cheap
   // Grants moves of so many more bytes, which run by themselves from then on, two at a time. Returns at
   // once; does nothing where nothing is to be gained.

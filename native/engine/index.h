@@ -55,8 +55,12 @@ struct Image {
   UpdateKind kind() const { return static_cast<UpdateKind>(kind_number); }
   uint32_t granules() const { return granules_of(codec == 0 ? logical : stored); }
   Attributes attributes() const {
-    return {expiry_ms, static_cast<uint8_t>(flags), static_cast<uint8_t>(role), static_cast<uint8_t>(codec),
-            static_cast<uint8_t>(tag_bytes), tag};
+    return {expiry_ms,
+            static_cast<uint8_t>(flags),
+            static_cast<uint8_t>(role),
+            static_cast<uint8_t>(codec),
+            static_cast<uint8_t>(tag_bytes),
+            tag};
   }
   void set_attributes(const Attributes& attributes) {
     expiry_ms = std::min(attributes.expiry_ms, kMaxExpiryMs);
@@ -87,6 +91,7 @@ struct Live {
   bool applying = false;          // its overlays are being written in place
   bool apply_queued = false;
   uint64_t apply_block = 0;  // the journal block that must be flushed first
+  uint32_t apply_head = 0;   // of the overlays that go into the slot; referenced while apply_queued
   uint32_t chunk = 0;        // whose it is; 0: nobody's
   uint32_t next_free = 0;
 

@@ -72,12 +72,13 @@ void ChunkStore::Impl::read(ReadOp* op) {
   reads_in_flight++;
   if (p.place != 0) ref_slot(p.place);
   state->ref_overlay(p.overlay);
-  if (!read_waiters.empty() && p.next < p.scratch_end) {
+  const bool waits = !read_waiters.empty() && p.next < p.scratch_end;
+  if (waits || !begin_read(op)) {
     read_waiters.push(op);
-  } else if (begin_read(op)) {
-    read_progress(op);
+  } else if (p.in_flight == 0 && p.next >= p.scratch_end) {
+    end_read(op, true);  // needs no device; `done` isn't for the starting call
   } else {
-    read_waiters.push(op);
+    read_progress(op);
   }
 }
 
@@ -173,7 +174,7 @@ void ChunkStore::Impl::read_progress(ReadOp* op) {
   auto& p = op->p;
   bool piece_running = p.in_flight > 0 && p.piece_to > p.piece_from;
   if (!piece_running && op->error == 0 && p.next < p.scratch_end) start_read_piece(op);
-  if (p.in_flight == 0) end_read(op);
+  if (p.in_flight == 0) end_read(op, false);
 }
 
 void ChunkStore::Impl::start_read_piece(ReadOp* op) {
@@ -253,7 +254,7 @@ void ChunkStore::Impl::deliver_overlays(ReadOp* op) {
   }
 }
 
-void ChunkStore::Impl::end_read(ReadOp* op) {
+void ChunkStore::Impl::end_read(ReadOp* op, bool later) {
   auto& p = op->p;
   if (op->error == 0) {
     deliver_overlays(op);
@@ -270,8 +271,11 @@ void ChunkStore::Impl::end_read(ReadOp* op) {
   reads_in_flight--;
   if (op->error != 0) op->read_length = op->granule_count = 0;
   counters.bytes_read += op->read_length;
-  // A read that needed no device ends inside the starting call: its `done` runs in the next pass.
-  fail_later(op, op->error, op->what);
+  if (later) {
+    fail_later(op, op->error, op->what);
+  } else {
+    finish(op, op->error, op->what);
+  }
 }
 
 }  // namespace ffs::engine

@@ -18,7 +18,7 @@ void reset(StageOp* op) {
   auto& p = op->p;
   p.path = 0;
   p.place_class = kNoClass;
-  p.new_place = p.verify_span = p.holds_base = p.reading = false;
+  p.new_place = p.verify_span = p.known_sums = p.holds_base = p.reading = false;
   p.in_flight = 0;
   p.place = p.base_place = 0;
   p.base_overlay = p.base_stored = p.base_length = p.stored = p.new_length = 0;
@@ -234,6 +234,7 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan_room(StageOp* op, const Image* ba
   if (adds && chunk == 0 && state->index.size() >= super.max_chunks)
     return failed(ENOSPC, "the device has its max_chunks");
   if (adds && state->snapshot_bytes() + kMaxBlockBytes > snapshot_limit()) {
+    if (overlays_will_go()) return Begin::wait;
     return failed(ENOSPC, "no room for more records in a snapshot");
   }
   uint64_t room = journal->region_bytes() / 4 * 3;
@@ -315,7 +316,9 @@ ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, uint8_t base
     p.overlay_blocks = align_up(end) / static_cast<uint32_t>(kBlock) - p.overlay_block;
   }
   if (p.overlay_blocks > 0) {
-    p.overlay = overlay_memory(p.overlay_blocks);
+    const bool over = counters.overlay_bytes + heap_overlay_bytes > overlay_limit();
+    if (over && overlays_will_go()) return Begin::wait;
+    p.overlay = over ? nullptr : overlay_memory(p.overlay_blocks);
     if (p.overlay == nullptr) p.path = kRebuild, p.overlay_blocks = 0;
   }
   plan_span(op);
@@ -359,7 +362,9 @@ void ChunkStore::Impl::plan_span(StageOp* op) {
     uint32_t first = op->offset / kGranuleBytes * kGranuleBytes;
     uint32_t last = std::min(align_up(p.base_stored), static_cast<uint32_t>(round_up(end, kGranuleBytes)));
     bool whole_granules = op->offset == first && (end % kGranuleBytes == 0 || end >= p.base_length);
-    if (!whole_granules && last > first) p.span_from = first, p.span_to = last, p.verify_span = true;
+    if (whole_granules || last <= first) return;
+    p.known_sums = sums_are_known(*op);
+    if (!p.known_sums) p.span_from = first, p.span_to = last, p.verify_span = true;
   }
 }
 

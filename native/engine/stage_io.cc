@@ -80,7 +80,7 @@ void ChunkStore::Impl::span_ready(StageOp* op) {
     fill_piece(op);
     return;
   }
-  if (p.verify_span && !span_is_right(op)) {
+  if (p.verify_span && !(learn_blocks(op) || span_is_right(op))) {
     counters.checksum_errors++;
     abandon(op, EBADMSG, "an old granule that the update keeps in part fails its checksum");
     return;
@@ -229,6 +229,9 @@ void ChunkStore::Impl::sum_write(StageOp* op, uint32_t limit_from, uint32_t limi
       sum = crc32c_extend_zeros(known, data_from - old_length);
       sum = crc32c_combine(sum, data_sum(*op, g), data_to - data_from);
       covered = data_to;
+    } else if (p.known_sums) {
+      p.sums[g] = sum_by_blocks(op, g);
+      continue;
     } else {
       sum = old_sum(*op, from, from + data_from);
       sum = crc32c_combine(sum, data_sum(*op, g), data_to - data_from);
@@ -239,6 +242,74 @@ void ChunkStore::Impl::sum_write(StageOp* op, uint32_t limit_from, uint32_t limi
     }
     p.sums[g] = crc32c_extend_zeros(sum, new_length - covered);
   }
+}
+
+// ------------------------------------------------------------------------------ checksums by block
+
+// f(granule) for those that a deferred write changes in part, until it returns false.
+template <typename F>
+static bool each_partial_granule(const StageOp& op, F f) {
+  const uint32_t from = op.offset, to = op.offset + op.length;
+  for (uint32_t g = from / kGranuleBytes; g < granules_of(to); g++) {
+    const bool starts = from <= g * kGranuleBytes;
+    const bool ends = to >= std::min((g + 1) * kGranuleBytes, op.p.base_length);
+    if (!(starts && ends) && !f(g)) return false;
+  }
+  return true;
+}
+
+static uint64_t granule_block(const StageOp& op, uint32_t granule) {
+  return op.p.base_place + uint64_t{granule} * kBlocksOfGranule;
+}
+
+// Only whole granules are known by block.
+static bool is_whole(const StageOp& op, uint32_t granule) {
+  return (granule + 1) * kGranuleBytes <= std::min(op.p.base_stored, op.p.base_length);
+}
+
+// Whether the new checksums can be found without the old bytes.
+bool ChunkStore::Impl::sums_are_known(const StageOp& op) {
+  if (op.offset % kBlock != 0 || op.length % kBlock != 0) return false;  // they are part of the overlay
+  return each_partial_granule(op, [&](uint32_t g) {
+    return is_whole(op, g) && granule_sums.find(granule_block(op, g), op.p.base_sums[g]) != nullptr;
+  });
+}
+
+// Verifies the granules in scratch memory that change in part, and remembers them by block. False: at least
+// one isn't whole, or isn't right.
+bool ChunkStore::Impl::learn_blocks(StageOp* op) {
+  auto& p = op->p;
+  if (p.path != kDeferred || !granule_sums.enabled()) return false;
+  p.known_sums = each_partial_granule(*op, [&](uint32_t g) {
+    if (!is_whole(*op, g)) return false;
+    BlockSums blocks;
+    const uint8_t* bytes = p.scratch + (g * kGranuleBytes - p.span_from);
+    for (uint32_t i = 0; i < kBlocksOfGranule; i++) blocks[i] = crc32c(bytes + i * kBlock, kBlock);
+    if (GranuleSums::combined(blocks) != p.base_sums[g]) return false;
+    granule_sums.put(granule_block(*op, g), p.base_sums[g], blocks);
+    return true;
+  });
+  return p.known_sums;
+}
+
+// The granule's checksum with the overlay's blocks in it, which are all whole ones.
+uint32_t ChunkStore::Impl::sum_by_blocks(StageOp* op, uint32_t granule) {
+  auto& p = op->p;
+  BlockSums* known = granule_sums.find(granule_block(*op, granule), p.base_sums[granule]);
+  FFS_CHECK(known != nullptr);
+  const uint32_t first = granule * kBlocksOfGranule;
+  const uint32_t from = std::max(p.overlay_block, first);
+  const uint32_t to = std::min(p.overlay_block + p.overlay_blocks, first + kBlocksOfGranule);
+  const bool given = op->piece_checksums != nullptr && op->length == kBlock && op->offset % kBlock == 0;
+  uint32_t sum = p.base_sums[granule];
+  for (uint32_t b = from; b < to; b++) {
+    const uint32_t now =
+        given ? op->piece_checksums[0] : crc32c(p.overlay + (b - p.overlay_block) * kBlock, kBlock);
+    sum = GranuleSums::replaced(sum, b - first, (*known)[b - first], now);
+    (*known)[b - first] = now;
+  }
+  granule_sums.changed(known, sum);
+  return sum;
 }
 
 void ChunkStore::Impl::sum_truncate(StageOp* op) {

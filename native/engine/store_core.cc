@@ -64,6 +64,12 @@ void ChunkStore::Impl::pump() {
   step_compaction();
   step_discards(false);
   pump_apply();
+  // What waits for room waits for commits to be durable too, which nobody else may ask for.
+  if (!stage_waiters.empty() && !apply_queue.empty() && journal->anything_gathered()) flush_wanted = true;
+  if (apply_needs_flush() && !journal->busy() && !poisoned) {
+    flush_wanted = false;
+    journal->kick(true);
+  }
   if (flush_wanted && !journal->busy() && !poisoned) {
     flush_wanted = false;
     // An empty group serves those who wait for old blocks that are flushed already.

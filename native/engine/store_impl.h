@@ -21,6 +21,7 @@
 #include "engine/allocator.h"
 #include "engine/chunk_store.h"
 #include "engine/compact.h"
+#include "engine/granule_sums.h"
 #include "engine/journal.h"
 #include "engine/state.h"
 #include "io/buffer_pool.h"
@@ -172,6 +173,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void span_ready(StageOp* op);
   bool span_is_right(const StageOp* op) const;
   void build_overlay(StageOp* op);
+  bool sums_are_known(const StageOp& op);
+  bool learn_blocks(StageOp* op);
+  uint32_t sum_by_blocks(StageOp* op, uint32_t granule);
   void sum_write(StageOp* op, uint32_t limit_from, uint32_t limit_to);
   void sum_truncate(StageOp* op);
   void start_data_writes(StageOp* op);
@@ -267,23 +271,31 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void deliver(ReadOp* op, uint32_t from, const uint8_t* bytes, uint32_t size);
   void deliver_zeros(ReadOp* op, uint32_t from, uint32_t to);
   void deliver_overlays(ReadOp* op);
-  void end_read(ReadOp* op);
+  void end_read(ReadOp* op, bool later);
   void patch(uint32_t overlay, uint32_t from, uint32_t to, uint8_t* memory) const;
 
   // --- overlays into their slots (apply.cc)
   struct ApplyJob {
-    io::Op op;
     Impl* impl = nullptr;
     uint32_t chunk = 0;
-    uint64_t place = 0;
     uint32_t head = 0;
-    std::vector<OverlayView> list;
-    size_t at = 0;
+    uint64_t place = 0;
     uint64_t sync = 0;
+    std::vector<OverlayView> runs;  // what is written, in the order of the blocks
+    std::vector<io::Op> writes;
+    uint32_t in_flight = 0;
+    int error = 0;
   };
   void queue_apply(uint32_t chunk);
   void pump_apply();
-  void apply_next(ApplyJob* job);
+  ApplyJob* take_apply_job();
+  void start_apply(uint32_t chunk, uint64_t place, uint32_t head);
+  void list_apply_runs(uint32_t head, std::vector<OverlayView>* runs);
+  void apply_written(ApplyJob* job, int32_t result);
+  bool in_chain(uint32_t overlay, uint32_t head) const;
+  bool apply_needs_flush() const;
+  uint64_t overlay_limit() const;
+  bool overlays_will_go() const;
   void apply_synced(uint64_t sync);
   void end_apply(ApplyJob* job);
   Status apply_now(uint32_t chunk);  // recovery (replay_apply.cc)
@@ -361,19 +373,23 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   OpList read_waiters;                 // for scratch memory
   std::deque<uint32_t> apply_queue;    // chunks
   std::vector<ApplyJob*> apply_waiting_sync;
+  std::vector<ApplyJob*> free_apply_jobs, apply_done;
+  std::vector<OverlayView> apply_blocks;
+  GranuleSums granule_sums;
   std::vector<ResetWait> reset_waits;
   std::vector<ReleaseJob> releases;
   std::vector<bool> releasing;  // by target index
   bool accounts_unfinished = false;
   uint64_t next_ticket = 1;
-  uint32_t applying = 0;
+  uint32_t applying = 0;      // jobs, with those that wait for their flush
+  uint32_t apply_writes = 0;  // of them, in flight
   SnapshotWriter snap;
   Compaction compaction;
   std::vector<MoveWork*> free_moves;
-  uint32_t places_held = 0;      // slots that were taken and that no record names yet
-  bool slabs_wanted = false;     // while waiters are retried: one before needs a slab
-  bool room_came = false;        // since they were retried
-  uint64_t last_gain_us = 0;     // when it last did
+  uint32_t places_held = 0;   // slots that were taken and that no record names yet
+  bool slabs_wanted = false;  // while waiters are retried: one before needs a slab
+  bool room_came = false;     // since they were retried
+  uint64_t last_gain_us = 0;  // when it last did
   uint64_t next_room_check_us = 0;
   bool discarding = false;
   uint32_t discards_in_flight = 0;
@@ -384,7 +400,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool poisoned = false;
   bool closing = false;
   bool replaying = true;
-  bool applied_now = false;  // recovery has written overlays
+  bool applied_now = false;         // recovery has written overlays
   uint64_t heap_overlay_bytes = 0;  // of overlays made by replay
   bool flush_wanted = false;
   bool pump_scheduled = false;

@@ -9,7 +9,11 @@ namespace ffs::engine {
 
 ChunkStore::Impl::Impl(io::Io& the_io, io::File the_file, const OpenOptions& the_options,
                        const Mutants& the_mutants)
-    : io(the_io), file(the_file), options(the_options), mutants(the_mutants) {
+    : io(the_io),
+      file(the_file),
+      options(the_options),
+      mutants(the_mutants),
+      granule_sums(the_options.granule_sums) {
   super_buffer = static_cast<uint8_t*>(std::aligned_alloc(kBlock, kBlock));
   FFS_CHECK(super_buffer != nullptr);
   pump_op.owner = this;
@@ -19,18 +23,22 @@ ChunkStore::Impl::Impl(io::Io& the_io, io::File the_file, const OpenOptions& the
 ChunkStore::Impl::~Impl() {
   // Nobody waits any more, but what the kernel or the queue of the Io holds must come back first.
   closing = true;
-  while (pump_scheduled || ops_deferred > 0 || snap.active || compaction.in_flight > 0 || discards_in_flight > 0 || applying > apply_waiting_sync.size() ||
+  while (pump_scheduled || ops_deferred > 0 || snap.active || compaction.in_flight > 0 ||
+         discards_in_flight > 0 || applying > apply_waiting_sync.size() ||
          (journal != nullptr && journal->busy())) {
     io.run_once(1000);
   }
-  for (ApplyJob* job : std::exchange(apply_waiting_sync, {})) delete job;
   // Overlays that are still named belong to the pools or the heap.
   if (state != nullptr) {
     state->listener = this;
     replaying = true;  // slots needn't be freed any more
+    for (uint32_t chunk : apply_queue) state->unref_overlay(state->index.live(chunk).apply_head);
+    for (ApplyJob* job : apply_waiting_sync) state->unref_overlay(job->head);
     state->drop_overlays();
   }
   free_move_memory();
+  for (ApplyJob* job : apply_waiting_sync) delete job;
+  for (ApplyJob* job : free_apply_jobs) delete job;
   journal.reset();
   overlay_pool.reset();
   scratch.reset();
