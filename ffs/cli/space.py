@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ffs.cli.location import one_address, parse_remote
-from ffs.cli.parsing import Commands, command, connect, print_json, size_argument
+from ffs.cli.parsing import Commands, command, connect, count_argument, print_json, size_argument
 from ffs.cli.text import format_bytes, format_duration, parse_bytes, parse_duration, plural, table
 from ffs.errors import InvalidArgument
 from ffs.proto import meta
@@ -40,6 +40,9 @@ def add_commands(commands: Commands) -> None:
         help="largest block, 1 to 16MiB; it stays",
     )
     create.add_argument("--table", help="chain table by name or id (default: the one for KV spaces)")
+    create.add_argument(
+        "--stripe", type=count_argument, metavar="N", help="over how many chains of the table (default: all)"
+    )
     create.add_argument("--exist-ok", action="store_true", help="be content with one of the same geometry")
     _add_bounds(create)
     change = command(verbs, "set", run_set, "change the bounds of a KV space", json_option=True)
@@ -106,6 +109,7 @@ def run_create(args: argparse.Namespace) -> int:
             place.path,
             args.block_size,
             table=wanted,
+            stripe=args.stripe,
             bounds=bounds,
             exist_ok=args.exist_ok,
             permissions=0o666,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    command(commands, "df", run_df, "space of the cluster", json_option=True)
+    df = command(commands, "df", run_df, "space of the cluster", json_option=True)
+    df.add_argument("path", nargs="?", default="/", metavar="PATH", help="of its chain table (default: /)")
     du = command(commands, "du", run_du, "bytes below directories", json_option=True)
     du.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
     du.add_argument("-s", "--summarize", action="store_true", help="one line for each PATH")
@@ -24,8 +25,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def run_df(args: argparse.Namespace) -> int:
-    with connect(args) as client:
-        space = client.statvfs("/")
+    place = parse_remote(args.path)
+    with connect(args, one_address([place], args.cluster)) as client:
+        space = client.statvfs(place.path)
     total = space.f_blocks * space.f_frsize
     free = space.f_bavail * space.f_frsize
     used = total - space.f_bfree * space.f_frsize

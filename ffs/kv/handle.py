@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ffs.client.paths import check_path, wire_path
+from ffs.client.routing import check_layout_options
 from ffs.errors import BadHandle, Fenced, InvalidArgument, StaleEpoch
 from ffs.kv.bounds import Bounds
 from ffs.proto import meta
@@ -52,6 +53,7 @@ class Handle:
         block_bytes: int,
         *,
         table: str | int | None,
+        stripe: int | None = None,
         bounds: Bounds,
         exist_ok: bool,
         permissions: int,
@@ -62,7 +64,13 @@ class Handle:
         if not 1 <= block_bytes <= MAX_BLOCK_BYTES:
             raise InvalidArgument(f"block_bytes is {block_bytes}: give 1 to {MAX_BLOCK_BYTES} (16 MiB)")
         core = client.core
-        layout = None if table is None else meta.LayoutChoice(table=core.routing.table_id(table))
+        check_layout_options(None, stripe)
+        layout = None
+        if table is not None or stripe is not None:
+            layout = meta.LayoutChoice(
+                table=0 if table is None else core.routing.table_id(table),
+                stripe=-1 if stripe is None else stripe,
+            )
         request = meta.KvCreate(
             path=wire_path(path),
             params=bounds.params(block_bytes),

@@ -110,6 +110,7 @@ class Space:
         *,
         block_bytes: int,
         table: str | int | None = None,
+        stripe: int | None = None,
         quota_bytes: int = 0,
         ttl_s: float = 0,
         evictable: bool = True,
@@ -119,7 +120,8 @@ class Space:
         """Makes a space at `path` for blocks of 1 to `block_bytes` bytes (at most 16 MiB) and opens it.
 
         `table`: the chain table by name or id, which decides the number of replicas; None: as the
-        directory has it. `quota_bytes`, `ttl_s`, `evictable`: see `set_bounds`. With `exist_ok` a space
+        directory has it. `stripe`: over how many of its chains; None: as the directory has it, by default
+        all. `quota_bytes`, `ttl_s`, `evictable`: see `set_bounds`. With `exist_ok` a space
         of the same geometry is welcome, and keeps its bounds. Directories above it are made as needed.
         Blocking. Raises Exists, NotFound (the table), InvalidArgument.
         """
@@ -131,6 +133,7 @@ class Space:
                 path,
                 block_bytes,
                 table=table,
+                stripe=stripe,
                 bounds=bounds,
                 exist_ok=exist_ok,
                 permissions=permissions,

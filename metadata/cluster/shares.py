@@ -1,8 +1,9 @@
 """A KV space's quota over its chains. Pure, integers only. docs/control_plane.md, Space policies.
 
 A share is what one chain may hold of a space; the sum of a space's shares is its quota, always and exactly.
-No share falls below a quarter of an even one, so that a chain which was idle can be used again at once. A
-hash spreads blocks evenly, so even shares are nearly right to begin with; `rebalance` follows what is left:
+No share falls below a quarter of an even one, nor below the slot of a block, so that a chain which was idle
+can be used again at once (a quota that doesn't give every chain a slot is refused where it is set). A hash
+spreads blocks evenly, so even shares are nearly right to begin with; `rebalance` follows what is left:
 chains that get more of what is read again, or larger blocks.
 """
 
@@ -25,21 +26,21 @@ class Load:
     evicted: int = 0
 
 
-def least_share(quota: int, chains: int) -> int:
+def least_share(quota: int, chains: int, slot: int = 0) -> int:
     """What every chain has at least, bytes."""
-    return quota // (chains * LEAST_PARTS)
+    return max(quota // (chains * LEAST_PARTS), min(quota // chains, slot))
 
 
-def split(quota: int, chains: Sequence[int], before: Mapping[int, int]) -> dict[int, int]:
+def split(quota: int, chains: Sequence[int], before: Mapping[int, int], slot: int = 0) -> dict[int, int]:
     """Shares of the quota for these chains, in the proportions of the shares before; a chain that had none
-    gets an average one. Shares that fit stay as they are."""
+    gets an average one. Shares that fit stay as they are. `slot`: of a block, bytes."""
     if not chains:
         return {}
-    least = least_share(quota, len(chains))
+    least = least_share(quota, len(chains), slot)
     if before.keys() == set(chains) and sum(before.values()) == quota and min(before.values()) >= least:
         return {chain: before[chain] for chain in chains}
     known = [before[chain] for chain in chains if chain in before]
-    floor = least_share(sum(known), len(known)) if known else 0
+    floor = least_share(sum(known), len(known), slot) if known else 0
     above = {chain: max(0, before[chain] - floor) for chain in chains if chain in before}
     average = sum(above.values()) // len(above) if above else 0
     weights = [above.get(chain, average) for chain in chains]
@@ -49,14 +50,16 @@ def split(quota: int, chains: Sequence[int], before: Mapping[int, int]) -> dict[
     return {chain: least + part for chain, part in zip(chains, parts, strict=True)}
 
 
-def rebalance(quota: int, shares: Mapping[int, int], loads: Mapping[int, Load]) -> dict[int, int]:
+def rebalance(
+    quota: int, shares: Mapping[int, int], loads: Mapping[int, Load], slot: int = 0
+) -> dict[int, int]:
     """One round, towards the chains that evict most. Takers are full and evict clearly more than the average;
     givers evict clearly less, or have room that they don't use (their device may be what binds them). A chain
     that nothing is known of neither takes nor gives."""
     if not shares or quota <= 0:
         return dict(shares)
     count = len(shares)
-    even, least = quota // count, least_share(quota, count)
+    even, least = quota // count, least_share(quota, count, slot)
     step = max(1, even // STEP_PARTS)
     total = sum(load.evicted for load in loads.values())
     takes: dict[int, int] = {}

@@ -33,7 +33,7 @@ from metadata.cluster.lease import Lease
 from metadata.cluster.members import serving_of
 from metadata.cluster.routing import View
 from metadata.cluster.shares import Load, rebalance, split
-from metadata.fs.spaces import SpaceIndex, read_index
+from metadata.fs.spaces import SpaceIndex, read_index, slot_bytes
 from metadata.kv.contract import Snapshot, Store, Transaction, after
 
 log = logging.getLogger("ffs.meta.spaces")
@@ -222,7 +222,8 @@ class Spaces:
                 continue
             self._pending.discard(space)
             before = self._shares.get(space) or self._stored.get(space, {})
-            self._shares[space] = split(entry.kv.quota_bytes, chains, before)
+            slot = slot_bytes(entry.kv.block_bytes)
+            self._shares[space] = split(entry.kv.quota_bytes, chains, before, slot)
             done = True
         self._pending &= self._index.spaces.keys()
         return done
@@ -274,7 +275,7 @@ class Spaces:
             if not shares or not quota:
                 continue
             loads = self._loads(space, shares, uses.get(space, {}))
-            after_it = rebalance(quota, shares, loads)
+            after_it = rebalance(quota, shares, loads, slot_bytes(entry.kv.block_bytes))
             if after_it != shares:
                 self._shares[space] = after_it
                 moved = True
@@ -312,7 +313,8 @@ class Spaces:
         """Shares that aren't even, and not those of spaces that have gone."""
         wanted: dict[int, Shares | None] = dict.fromkeys(self._stored.keys() - self._index.spaces.keys())
         for space, shares in self._shares.items():
-            even = split(self._index.spaces[space].kv.quota_bytes, list(shares), {})
+            kv = self._index.spaces[space].kv
+            even = split(kv.quota_bytes, list(shares), {}, slot_bytes(kv.block_bytes))
             if shares != (self._stored.get(space) or even):
                 wanted[space] = shares if shares != even else None
         todo = list(wanted.items())

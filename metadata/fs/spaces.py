@@ -36,6 +36,7 @@ from metadata.kv.contract import Snapshot, Store, Transaction, after
 _log = logging.getLogger(__name__)
 
 PAGE: Final = 1000
+MIN_SLOT_BYTES: Final = 4096  # docs/disk_format.md, Slabs
 RETRY_S: Final = 5.0
 INODE_KEY_BYTES: Final = len(inode_key(0))
 
@@ -61,6 +62,11 @@ def forget_space(txn: Transaction, ino: int) -> None:
     """No name leads to it any more."""
     txn.clear(kv_index_key(ino))
     txn.add(KV_INDEX_CHANGES, 1)
+
+
+def slot_bytes(block: int) -> int:
+    """What a block of that many bytes takes on a device: its size class."""
+    return max(MIN_SLOT_BYTES, 1 << (block - 1).bit_length())
 
 
 async def read_index(snapshot: Snapshot, known: SpaceIndex) -> SpaceIndex:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ffs import errors
-from ffs.layout import MAX_CHUNK_BYTES
+from ffs.layout import MAX_CHUNK_BYTES, Layout
 from ffs.proto import meta
 from ffs.proto.cluster import ROLE_KV
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE, Creds
@@ -14,7 +14,7 @@ from metadata.fs.core import Core, attributes
 from metadata.fs.ops.open import check_alive
 from metadata.fs.ops.stat import resolve
 from metadata.fs.schema import SUB_CTIME, Reader, encode, garbage_key, get_inode, inode_key
-from metadata.fs.spaces import note_space
+from metadata.fs.spaces import note_space, slot_bytes
 from metadata.fs.walk import R, W, X, need, need_name, owns, walk
 from metadata.kv.contract import Transaction
 
@@ -40,6 +40,19 @@ def check_bounds(params: KvParams, path: bytes) -> None:
         raise errors.InvalidArgument(f"flags {params.flags:#x} aren't known to this version", path)
 
 
+def check_quota(core: Core, layout: Layout, params: KvParams, path: bytes) -> None:
+    """Every chain must be able to hold one block at least. Raises InvalidArgument."""
+    view = core.cluster.table(layout.table, layout.table_version)
+    chains = layout.stripe or (len(view.chains) if view is not None else 1)
+    slot = slot_bytes(params.block_bytes)
+    if params.quota_bytes and params.quota_bytes < chains * slot:
+        raise errors.InvalidArgument(
+            f"a quota of {params.quota_bytes} bytes leaves less than a block of {slot} for each of {chains} "
+            f"chains: give at least {chains * slot}, or make the space with fewer chains (a stripe)",
+            path,
+        )
+
+
 async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: int) -> meta.KvOpened:
     check_params(req.params, req.path)
     found = await walk(txn, req.creds, req.path, follow=req.exist_ok, entry=True)
@@ -57,6 +70,7 @@ async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: i
     ino = await core.inos.take()
     now = core.now_ns()
     layout = core.choose_layout(found.parent_inode.layout, req.layout, ino, ROLE_KV)
+    check_quota(core, layout, req.params, req.path)
     inode = core.new_inode(
         KV_SPACE, req.mode & 0o777, req.creds, found.parent_inode, now, layout=layout, kv=req.params
     )
@@ -131,6 +145,8 @@ async def set_space(core: Core, txn: Transaction, req: meta.SetKvSpace) -> meta.
         flags = kv.flags & ~KV_EVICTABLE | (KV_EVICTABLE if req.evictable else 0)
         kv = msgspec.structs.replace(kv, flags=flags)
     check_bounds(kv, req.path)
+    if req.what & meta.SET_QUOTA and inode.layout is not None:
+        check_quota(core, inode.layout, kv, req.path)
     if req.what:
         inode = msgspec.structs.replace(inode, kv=kv)
         txn.set(inode_key(ino), encode(inode))

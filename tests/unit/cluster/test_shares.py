@@ -125,6 +125,18 @@ def test_a_share_reaches_the_least_and_stays_there() -> None:
     assert shares == {1: 6400 - 3 * least, 2: least, 3: least, 4: least}
 
 
+def test_no_share_falls_below_a_slot() -> None:
+    slot = 1000
+    shares = split(6000, [1, 2, 3, 4], {}, slot)
+    for _ in range(200):
+        loads = {chain: Load(share, 500 if chain == 1 else 0) for chain, share in shares.items()}
+        shares = rebalance(6000, shares, loads, slot)
+    assert shares == {1: 3000, 2: 1000, 3: 1000, 4: 1000}
+    assert split(6000, [1, 2, 3, 4], shares, slot) == shares
+    assert split(4000, [1, 2, 3, 4], shares, slot) == {1: 1000, 2: 1000, 3: 1000, 4: 1000}
+    assert split(400, [1, 2, 3, 4], shares, slot) == {1: 100, 2: 100, 3: 100, 4: 100}
+
+
 def test_rebalancing_settles_where_evictions_are_even() -> None:
     """Chains of different demand: each evicts what comes in beyond its share."""
     demand = {1: 4000, 2: 1000, 3: 1000, 4: 2000}  # bytes that are asked for again and again

@@ -16,7 +16,7 @@ from ffs.proto.records import KV_EVICTABLE, KvParams
 from metadata.fs import spaces
 from metadata.fs.collector import Collector
 from metadata.fs.schema import KV_INDEX, KV_INDEX_COMPLETE
-from metadata.fs.spaces import SpaceIndex, read_index
+from metadata.fs.spaces import SpaceIndex, read_index, slot_bytes
 from metadata.kv.contract import Store, Transaction, after
 from metadata.kv.memory import MemoryStore
 
@@ -58,15 +58,15 @@ def test_creation_and_change_are_indexed_at_once() -> None:
         stat = await caller(meta.Stat(path=b"/kv"))
         assert second.spaces[ino].layout == stat.attributes.layout
         what = meta.SET_QUOTA | meta.SET_EVICTABLE
-        request = meta.SetKvSpace(path=b"/kv", what=what, quota_bytes=7, ttl_ms=9, evictable=False)
+        request = meta.SetKvSpace(path=b"/kv", what=what, quota_bytes=7 << 20, ttl_ms=9, evictable=False)
         kv = (await caller(request)).attributes.kv
-        assert (kv.quota_bytes, kv.ttl_ms, kv.flags) == (7, 5000, 0)
+        assert (kv.quota_bytes, kv.ttl_ms, kv.flags) == (7 << 20, 5000, 0)
         third = await index(store)
         assert third.changes > second.changes
         assert third.spaces[ino].kv == kv
         assert (await caller(meta.Stat(path=b"/kv"))).attributes.kv == kv
         kv = (await caller(meta.SetKvSpace(ino=ino, what=meta.SET_TTL, ttl_ms=0))).attributes.kv
-        assert (kv.quota_bytes, kv.ttl_ms, kv.flags) == (7, 0, 0)
+        assert (kv.quota_bytes, kv.ttl_ms, kv.flags) == (7 << 20, 0, 0)
 
     run(test)
 
@@ -148,11 +148,11 @@ def test_only_the_owner_changes_bounds_and_only_possible_ones() -> None:
                 await caller(meta.SetKvSpace(**fields))
         caller.creds = OTHER
         with pytest.raises(errors.NotPermitted):
-            await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=1))
+            await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=1 << 20))
         assert await index(store) == before
         caller.creds = Creds()
-        await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=1))
-        assert (await index(store)).spaces[ino].kv.quota_bytes == 1
+        await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=1 << 20))
+        assert (await index(store)).spaces[ino].kv.quota_bytes == 1 << 20
         with pytest.raises(errors.InvalidArgument):
             await make(caller, b"/flags", KvParams(4096, flags=2))
         with pytest.raises(errors.InvalidArgument):
@@ -161,10 +161,37 @@ def test_only_the_owner_changes_bounds_and_only_possible_ones() -> None:
     run(test)
 
 
+def test_a_quota_gives_every_chain_a_block() -> None:
+    """Five chains, or the stripe of a space; blocks of 65 KiB take slots of 128 KiB."""
+
+    async def test(store: Store, caller: Caller, collector: Collector) -> None:
+        slot = 128 << 10
+        least = KvParams(65 << 10, quota_bytes=5 * slot)
+        with pytest.raises(errors.InvalidArgument, match=f"give at least {5 * slot}"):
+            await make(caller, b"/kv", KvParams(65 << 10, quota_bytes=5 * slot - 1))
+        await make(caller, b"/kv", least)
+        for quota in (1, 5 * slot - 1):
+            with pytest.raises(errors.InvalidArgument, match="5 chains"):
+                await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=quota))
+        await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=0))
+        narrow = KvParams(65 << 10, quota_bytes=slot)
+        await caller(meta.KvCreate(path=b"/one", params=narrow, layout=meta.LayoutChoice(stripe=1)))
+        assert [slot_bytes(block) for block in (1, 4096, 4097, 65536, 65537, 16 << 20)] == [
+            4096,
+            4096,
+            8192,
+            65536,
+            131072,
+            16 << 20,
+        ]
+
+    run(test)
+
+
 def test_a_repeated_request_changes_nothing_again() -> None:
     async def test(store: Store, caller: Caller, collector: Collector) -> None:
         await make(caller, b"/kv")
-        first = await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=5))
+        first = await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=5 << 20))
         repeated, caller.last = caller.last, None
         await caller.send(caller.prepare(meta.Stat(path=b"/")))
         before = await index(store)
@@ -181,7 +208,7 @@ def test_a_space_without_a_name_that_is_open_still_is_not_indexed_again() -> Non
     async def test(store: Store, caller: Caller, collector: Collector) -> None:
         ino = await make(caller, b"/kv")
         await caller(meta.Unlink(path=b"/kv"))
-        await caller(meta.SetKvSpace(ino=ino, what=meta.SET_QUOTA, quota_bytes=5))
+        await caller(meta.SetKvSpace(ino=ino, what=meta.SET_QUOTA, quota_bytes=5 << 20))
         assert (await index(store)).spaces == {}
 
     run(test)
@@ -189,7 +216,7 @@ def test_a_space_without_a_name_that_is_open_still_is_not_indexed_again() -> Non
 
 def test_an_older_store_gets_its_index() -> None:
     async def test(store: Store, caller: Caller, collector: Collector) -> None:
-        inos = {await make(caller, b"/kv%d" % at, KvParams(4096, quota_bytes=at)) for at in range(5)}
+        inos = {await make(caller, b"/kv%d" % at, KvParams(4096, quota_bytes=at << 20)) for at in range(5)}
         gone = await make(caller, b"/gone")
         await caller(meta.MkDir(path=b"/d"))
         await caller(meta.Open(path=b"/d/f", flags=meta.OPEN_CREATE | meta.OPEN_WRITE))
