@@ -74,7 +74,7 @@ def format_duration(seconds: float) -> str:
         factor = _DURATIONS[unit]
         if seconds >= factor and seconds % factor == 0:
             return f"{seconds / factor:.0f}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:.0f}s" if seconds == round(seconds) else f"{seconds:.3f}s"
 
 
 def format_rate(count: float, seconds: float) -> str:
