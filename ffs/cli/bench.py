@@ -1,5 +1,5 @@
-"""`ffs bench io`, `ffs bench recovery`: speed as a ratio to the raw device, in the same run
-(docs/guides/bench.md)."""
+"""`ffs bench io`, `ffs bench engine`, `ffs bench recovery`: speed as a ratio to the raw device, in the
+same run (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ def add_commands(commands: Commands) -> None:
     io.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
     io.add_argument("--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)")
     io.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    words = "the chunk engine by itself, on a disk and on tmpfs"
+    engine = command(what, "engine", run_engine, words, json_option=True)
+    engine.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
+    engine.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
+    engine.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
+    engine.add_argument(
+        "--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)"
+    )
+    engine.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    engine.add_argument(
+        "--mib", type=count_argument, default=512, help="MiB that are read and written (default: 512)"
+    )
+    engine.add_argument(
+        "--chunks", type=count_argument, default=1_000_000, help="chunks of the start-up (default: 1000000)"
+    )
     words = "how fast a returned replica is filled, and what readers feel of it"
     recovery = command(what, "recovery", run_recovery, words, json_option=True)
     recovery.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
@@ -48,6 +63,24 @@ def run_io(args: argparse.Namespace) -> int:
     from ffs.cli.benchmark.suite import NAMES, Suite
 
     return _run(args, NAMES, lambda scratch: Suite(scratch, args.slices, args.slice_ms / 1000))
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.engine import Suite
+    from ffs.cli.benchmark.engine_cases import NAMES
+    from ffs.errors import InvalidArgument
+
+    if args.mib < 64:
+        raise InvalidArgument("--mib: the cases need at least 64")
+    if not args.tmpfs.is_dir():
+        raise InvalidArgument(f"--tmpfs {args.tmpfs}: no such directory")
+
+    def suite(scratch: Path, tmpfs: Path) -> Suite:
+        directories = {"disk": scratch, "tmpfs": tmpfs}
+        return Suite(directories, args.slices, args.slice_ms / 1000, args.mib << 20, args.chunks)
+
+    with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as tmpfs:
+        return _run(args, NAMES, lambda scratch: suite(scratch, Path(tmpfs)))
 
 
 def run_recovery(args: argparse.Namespace) -> int:

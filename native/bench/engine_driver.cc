@@ -78,6 +78,8 @@ class Driver final : public EngineDriver {
     FFS_TRY_STATUS(make_memory(stored_bytes));
     chunk_bytes_ = length;
     versions_.resize(first + count, 0);
+    alive_.resize(first + count);
+    for (uint64_t i = first; i < first + count; i++) alive_[i] = i;
     EngineLoad load;
     load.work = EngineWork::write;
     load.block_bytes = stored_bytes;
@@ -87,10 +89,28 @@ class Driver final : public EngineDriver {
     FFS_TRY_STATUS(drive(load, 0, count));
     if (length == stored_bytes) return ok_status();
     cursor_ = first;
-    extending_ = true;
+    kind_ = engine::UpdateKind::truncate;
     Status extended = drive(load, 0, count);
-    extending_ = false;
+    kind_ = engine::UpdateKind::replace;
     return extended;
+  }
+
+  Status thin(uint32_t keep) override {
+    if (keep == 0 || versions_.empty()) return Error::of(EINVAL, "nothing would be left");
+    std::vector<uint64_t> kept, others;
+    for (uint64_t i = 0; i < alive_.size(); i++) (i % keep == 0 ? kept : others).push_back(alive_[i]);
+    alive_ = std::move(others);
+    if (alive_.empty()) return Error::of(EINVAL, "nothing would be removed");
+    EngineLoad load;
+    load.work = EngineWork::write;
+    load.block_bytes = block_bytes_;
+    load.depth = options_.depth;
+    cursor_ = 0;
+    kind_ = engine::UpdateKind::remove;
+    Status removed = drive(load, 0, alive_.size());
+    kind_ = engine::UpdateKind::replace;
+    alive_ = std::move(kept);
+    return removed;
   }
 
   Result<EngineCount> run(const EngineLoad& load, uint32_t duration_ms) override {
@@ -122,12 +142,15 @@ class Driver final : public EngineDriver {
     return now_ns() - begin;
   }
 
-  EngineMemory memory() const override {
-    EngineMemory memory;
-    memory.chunks = store_->capacity().chunks;
+  EngineFacts facts() const override {
+    EngineFacts facts;
+    const engine::Capacity capacity = store_->capacity();
+    facts.chunks = capacity.chunks;
     const struct mallinfo2 heap = ::mallinfo2();
-    memory.heap_bytes = heap.uordblks + heap.hblkhd;
-    return memory;
+    facts.heap_bytes = heap.uordblks + heap.hblkhd;
+    facts.index_bytes = store_->metrics().memory_bytes;
+    facts.data_offset = options_.size_bytes - capacity.capacity_bytes;
+    return facts;
   }
 
  private:
@@ -167,7 +190,7 @@ class Driver final : public EngineDriver {
     FFS_TRY_STATUS(memory_.allocate(bytes));
     stride_ = stride;
     block_bytes_ = block_bytes;
-    if (options_.registered && io_->backend() == io::Backend::uring) {
+    if (io_->backend() == io::Backend::uring) {
       FFS_TRY(region_, io_->register_region(memory_.data(), bytes));
     }
     for (auto& slot : slots_) {
@@ -195,7 +218,7 @@ class Driver final : public EngineDriver {
       return Error::of(EINVAL, "a write replaces the whole chunk");
     if (load.work == EngineWork::overwrite && load.block_bytes > kGranuleBytes)
       return Error::of(EINVAL, "an overwrite is at most 64 KiB");
-    if (load.working_set > versions_.size())
+    if (load.working_set > alive_.size())
       return Error::of(EINVAL, "a working set of more chunks than there are");
     return ok_status();
   }
@@ -204,7 +227,7 @@ class Driver final : public EngineDriver {
   // started, then waits for the last.
   Status drive(const EngineLoad& load, uint64_t end_ns, uint64_t limit) {
     load_ = load;
-    chunks_ = load.working_set != 0 ? load.working_set : versions_.size();
+    chunks_ = load.working_set != 0 ? load.working_set : alive_.size();
     ended_ = started_ = 0;
     limit_ = limit;
     more_ = true;
@@ -237,6 +260,10 @@ class Driver final : public EngineDriver {
 
   void beside() {
     if (load_.beside == EngineBeside::snapshots) store_->start_snapshot();
+    if (load_.beside == EngineBeside::compaction && store_->compaction_need() != engine::SpaceNeed::none &&
+        io_->background_ops(io::OpClass::compaction) == 0) {
+      store_->compact(1u << 20);
+    }
   }
 
   // What the next block is: as the floor's (floor_device.cc), so that both walk the same way.
@@ -250,7 +277,7 @@ class Driver final : public EngineDriver {
     slot->started_ns = pass_ns_;
     const uint64_t in_chunk = load_.work == EngineWork::write ? 1 : chunk_bytes_ / load_.block_bytes;
     const uint64_t block = next_block(chunks_ * in_chunk);
-    slot->chunk = block / in_chunk;
+    slot->chunk = alive_[block / in_chunk];
     const auto offset = static_cast<uint32_t>(block % in_chunk * load_.block_bytes);
     if (load_.work == EngineWork::read) {
       start_read(slot, offset);
@@ -266,7 +293,7 @@ class Driver final : public EngineDriver {
     op.offset = offset;
     op.length = load_.block_bytes;
     op.memory = memory_.data() + (options_.depth + slot->number) * stride_;
-    op.region = region_;
+    op.region = load_.plain ? io::Region{} : region_;
     op.checksums = slot->read_sums;
     store_->read(&op);
   }
@@ -278,11 +305,11 @@ class Driver final : public EngineDriver {
     op.base = version_of(versions_[slot->chunk]);
     op.version = version_of(++versions_[slot->chunk]);
     op.kind = load_.work == EngineWork::write ? engine::UpdateKind::replace : engine::UpdateKind::write;
-    if (extending_) op.kind = engine::UpdateKind::truncate;
+    if (op.kind == engine::UpdateKind::replace) op.kind = kind_;
     op.offset = offset;
-    op.length = extending_ ? chunk_bytes_ : load_.block_bytes;
+    op.length = op.kind == engine::UpdateKind::truncate ? chunk_bytes_ : load_.block_bytes;
     op.data = memory_.data() + slot->number * stride_;
-    op.region = region_;
+    op.region = load_.plain ? io::Region{} : region_;
     op.tail_padded = load_.block_bytes % 4096 == 0;
     op.piece_checksums = slot->sums;
     // A chunk has one update in flight after another; so has a client's channel.
@@ -319,6 +346,7 @@ class Driver final : public EngineDriver {
   std::unique_ptr<engine::ChunkStore> store_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<uint64_t> versions_;  // update numbers, by chunk
+  std::vector<uint64_t> alive_;     // chunks that loads are about
   uint32_t chunk_bytes_ = 0;
   BlockMemory memory_;
   size_t stride_ = 0;
@@ -326,7 +354,7 @@ class Driver final : public EngineDriver {
   io::Region region_;
 
   EngineLoad load_;
-  bool extending_ = false;
+  engine::UpdateKind kind_ = engine::UpdateKind::replace;  // of writes
   uint64_t chunks_ = 0;
   uint64_t cursor_ = 0;
   uint64_t sequence_ = 0;

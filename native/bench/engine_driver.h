@@ -17,7 +17,6 @@ struct EngineOptions {
   uint64_t size_bytes = 0;     // of the file
   uint64_t max_chunks = 0;     // 0: the engine's default for the size
   uint64_t journal_bytes = 0;  // 0: the engine's default
-  bool registered = true;      // the caller's memory is registered with the Io, as a server's is
   uint32_t depth = 64;         // operations in flight, at most
 };
 
@@ -30,6 +29,7 @@ struct EngineLoad {
   uint32_t depth = 1;
   bool random = false;       // else in the order of the keys, from where the last run ended
   uint64_t working_set = 0;  // chunks that it touches, from the first; 0: all
+  bool plain = false;        // the caller's memory isn't registered with the Io (a server's is)
   EngineBeside beside = EngineBeside::nothing;
 };
 
@@ -43,10 +43,11 @@ struct EngineCount {
   uint64_t longest_operation_us = 0;  // from its start to its end
 };
 
-struct EngineMemory {
+struct EngineFacts {
   uint64_t chunks = 0;
-  uint64_t heap_bytes = 0;   // what the C++ heap of this process holds
-  uint64_t index_bytes = 0;  // the store's own count: records, checksums, buckets
+  uint64_t heap_bytes = 0;   // what the heap of this process holds
+  uint64_t index_bytes = 0;  // the store's own count: records, checksums, hash table
+  uint64_t data_offset = 0;  // on the device, to within a slab: chunks lie from here on
 };
 
 class EngineDriver {
@@ -55,11 +56,13 @@ class EngineDriver {
   // Chunks of `stored_bytes` each, `length` long to a reader (the rest are zeros): numbers first ..
   // first + count - 1.
   virtual Status fill(uint64_t first, uint64_t count, uint32_t stored_bytes, uint32_t length) = 0;
+  // Removes all chunks but every `keep`-th: the rest lie thinly in their slabs, for compaction.
+  virtual Status thin(uint32_t keep) = 0;
   virtual Result<EngineCount> run(const EngineLoad& load, uint32_t duration_ms) = 0;
   // Opens the store again, after closing it (a snapshot is all that start-up reads) or, `crash`, as it
   // is (a journal is replayed). Returns the nanoseconds that opening took.
   virtual Result<uint64_t> reopen(bool crash) = 0;
-  virtual EngineMemory memory() const = 0;
+  virtual EngineFacts facts() const = 0;
 };
 
 Result<std::unique_ptr<EngineDriver>> open_engine(const EngineOptions& options);

@@ -14,7 +14,7 @@ struct ffs_engine_bench {
 namespace {
 
 int fail(const ffs::Error& error, const ffs_engine_bench* bench, const char* what) {
-  return ffs::capi::fail(error, "engine bench on " + bench->name + ": " + what);
+  return ffs::capi::fail(error, "engine bench on " + bench->name + ", " + what);
 }
 
 }  // namespace
@@ -33,7 +33,6 @@ int ffs_engine_bench_open(const ffs_engine_bench_options* options, ffs_engine_be
   o.size_bytes = options->size_bytes;
   o.max_chunks = options->max_chunks;
   o.journal_bytes = options->journal_bytes;
-  o.registered = (options->flags & FFS_ENGINE_BENCH_PLAIN) == 0;
   o.depth = options->depth;
   auto driver = ffs::bench::open_engine(o);
   if (!driver.ok()) {
@@ -64,6 +63,7 @@ int ffs_engine_bench_run(ffs_engine_bench* bench, const ffs_engine_bench_load* l
   l.block_bytes = load->block_bytes;
   l.depth = load->depth;
   l.random = load->random != 0;
+  l.plain = load->plain != 0;
   l.working_set = load->working_set;
   l.beside = static_cast<ffs::bench::EngineBeside>(load->beside);
   const auto count = bench->driver->run(l, duration_ms);
@@ -88,13 +88,19 @@ int ffs_engine_bench_reopen(ffs_engine_bench* bench, uint32_t crash, uint64_t* e
   return 0;
 }
 
-int ffs_engine_bench_memory(ffs_engine_bench* bench, ffs_engine_bench_memory_use* out) {
-  if (out == nullptr || out->struct_size < sizeof(ffs_engine_bench_memory_use))
-    return ffs::capi::fail(EINVAL, "engine bench: the memory struct needs its struct_size");
-  const auto memory = bench->driver->memory();
-  out->chunks = memory.chunks;
-  out->heap_bytes = memory.heap_bytes;
-  out->index_bytes = memory.index_bytes;
+int ffs_engine_bench_thin(ffs_engine_bench* bench, uint32_t keep) {
+  const auto status = bench->driver->thin(keep);
+  return status.ok() ? 0 : fail(status.error(), bench, "thinning");
+}
+
+int ffs_engine_bench_facts(ffs_engine_bench* bench, ffs_engine_bench_fact_sheet* out) {
+  if (out == nullptr || out->struct_size < sizeof(ffs_engine_bench_fact_sheet))
+    return ffs::capi::fail(EINVAL, "engine bench: the facts need their struct_size");
+  const auto facts = bench->driver->facts();
+  out->chunks = facts.chunks;
+  out->heap_bytes = facts.heap_bytes;
+  out->index_bytes = facts.index_bytes;
+  out->data_offset = facts.data_offset;
   return 0;
 }
 

@@ -32,6 +32,7 @@ class FloorSpec:
     block_bytes: int
     depth: int
     region_bytes: int = 0
+    region_offset: int = 0
     random: bool = False
     crc: bool = True
 
@@ -42,6 +43,7 @@ class FloorSpec:
             block_bytes=self.block_bytes,
             depth=self.depth,
             region_bytes=self.region_bytes,
+            region_offset=self.region_offset,
             random=self.random,
             crc=self.crc,
             # A durable write: one fdatasync for each queue-depth's worth.

@@ -495,10 +495,9 @@ int ffs_floor_serve(const char *host, int *port_inout, int listen_fd, const char
 /* ---- the engine without a server, for benchmarks -------------------------------------- */
 
 typedef struct ffs_engine_bench ffs_engine_bench;
-enum { FFS_ENGINE_BENCH_PLAIN = 1 };
 typedef struct {
   uint32_t struct_size;
-  uint32_t flags;            /* FFS_ENGINE_BENCH_PLAIN: the caller's memory isn't registered */
+  uint32_t flags;            /* 0 */
   const char *path;          /* a file that isn't there yet: made, formatted, removed at the end */
   const char *io_backend;    /* NULL or "auto", "uring", "pread" */
   uint64_t size_bytes;
@@ -515,6 +514,8 @@ typedef struct {
   uint32_t random;
   uint32_t beside;           /* what goes on meanwhile: 0 nothing, 1 snapshots, 2 compaction */
   uint64_t working_set;      /* chunks, from the first; 0: all */
+  uint32_t plain;            /* the caller's memory isn't registered (a server's is) */
+  uint32_t reserved;
 } ffs_engine_bench_load;
 typedef struct {
   uint32_t struct_size;
@@ -530,18 +531,21 @@ typedef struct {
   uint64_t chunks;
   uint64_t heap_bytes;       /* of the process */
   uint64_t index_bytes;      /* what the store counts for its chunks */
-} ffs_engine_bench_memory_use;
+  uint64_t data_offset;      /* where chunks begin on the device, to within 16 MiB */
+} ffs_engine_bench_fact_sheet;
 /* Format, open. The calling thread is the engine's: all other calls come from it. All block. */
 int ffs_engine_bench_open(const ffs_engine_bench_options *options, ffs_engine_bench **out);
 /* Chunks number first .. first + count - 1, `length` bytes to a reader of which stored_bytes are stored. */
 int ffs_engine_bench_fill(ffs_engine_bench *bench, uint64_t first, uint64_t count, uint32_t stored_bytes,
                           uint32_t length);
+/* Removes all chunks but every keep-th. */
+int ffs_engine_bench_thin(ffs_engine_bench *bench, uint32_t keep);
 /* Keeps the depth for about duration_ms, then lets it drain. */
 int ffs_engine_bench_run(ffs_engine_bench *bench, const ffs_engine_bench_load *load, uint32_t duration_ms,
                          ffs_engine_bench_count *out);
 /* Opens the store anew: after a close, or (crash) without one. Stores how long opening took. */
 int ffs_engine_bench_reopen(ffs_engine_bench *bench, uint32_t crash, uint64_t *elapsed_ns);
-int ffs_engine_bench_memory(ffs_engine_bench *bench, ffs_engine_bench_memory_use *out);
+int ffs_engine_bench_facts(ffs_engine_bench *bench, ffs_engine_bench_fact_sheet *out);
 void ffs_engine_bench_close(ffs_engine_bench *bench);
 
 /* CFFI END */

@@ -1,0 +1,206 @@
+"""`ffs bench engine`: the chunk engine by itself against the raw device (docs/guides/bench.md).
+
+No server and no client: a native driver keeps operations in flight in a store on a file, as a shard does.
+The floor reads the very file that the store lies on, or writes one beside it. Everything runs twice, on
+a disk and on tmpfs, where O_DIRECT costs no device time, so that what the processor does shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ffs._native.engine_bench import EngineBench
+from ffs.cli.benchmark.engine_cases import (
+    BESIDE_COMPACTION,
+    CASES,
+    MIB,
+    PLACES,
+    START_UP,
+    Cost,
+    EngineCase,
+    EngineLoop,
+)
+from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
+from ffs.cli.benchmark.protocol import alternate, is_noisy, summarise
+from ffs.cli.benchmark.report import Result
+
+MEMORY_LIMIT_BYTES = 192  # a chunk of 1 MiB
+START_LIMIT_S = 5.0  # of a target with a million chunks
+SMALL_BYTES = 4096  # stored, of each of the many chunks
+SLAB_BYTES = 16 * MIB
+DEPTH = 64
+
+
+@dataclass(slots=True)
+class Suite:
+    """One run. `directories`: on the disk and on tmpfs, ours alone. `region_bytes` are read and written."""
+
+    directories: dict[str, Path]
+    slices: int
+    slice_s: float
+    region_bytes: int
+    chunks: int
+    noise: dict[str, float] = field(default_factory=dict)
+
+    def run(self, names: frozenset[str], say: Callable[[str], None]) -> Iterator[Result]:
+        """The results as they come. Blocking for minutes."""
+        for place in PLACES:
+            cases = [case for case in CASES if case.full_name(place) in names]
+            compaction = BESIDE_COMPACTION.full_name(place) in names
+            if not cases and not compaction:
+                continue
+            say(f"{place}: filling")
+            prepare_region(self.directories[place] / "floor", self.region_bytes)
+            with self._engine(place) as engine:
+                engine.fill(0, self.region_bytes // MIB, MIB)
+                yield self._noise(place)
+                for case in cases:
+                    say(case.full_name(place))
+                    yield self._case(engine, case, place)
+            if compaction:
+                say(BESIDE_COMPACTION.full_name(place))
+                yield self._compaction(place)
+            (self.directories[place] / "floor").unlink()
+        if names & frozenset(START_UP):
+            yield from self._start_up(names, say)
+
+    def _engine(self, place: str) -> EngineBench:
+        # A quarter beyond what is stored, for overwrites that wait for their flush.
+        data = self.region_bytes * 5 // 4 // SLAB_BYTES * SLAB_BYTES
+        return EngineBench(
+            self.directories[place] / "engine",
+            size_bytes=data + self.region_bytes // 8 + 64 * MIB,
+            depth=DEPTH,
+        )
+
+    def _floor(self, engine: EngineBench | None, case: EngineCase, place: str) -> FloorSpec:
+        """Reads go to the engine's own file, the same blocks: no luck of placement between the two."""
+        on_engine = engine is not None and case.floor_op == "read"
+        return FloorSpec(
+            case.floor_op,
+            str(self.directories[place] / ("engine" if on_engine else "floor")),
+            case.block_bytes,
+            case.depth,
+            region_bytes=self.region_bytes,
+            region_offset=engine.facts().data_offset if engine is not None and on_engine else 0,
+            random=case.random,
+            crc=False,
+        )
+
+    def _noise(self, place: str) -> Result:
+        spec = self._floor(None, CASES[1], place)
+        with contestant(spec) as one, contestant(spec) as other:
+            summary = summarise(alternate(one, [other], self.slices, self.slice_s))
+        self.noise[place] = summary.ratio
+        return Result(
+            f"noise-{place}",
+            summary.ours / 1e9,
+            summary.floor / 1e9,
+            summary.ratio,
+            "GB/s",
+            self.slices,
+            None,
+            noisy=is_noisy(summary.ratio),
+            more={"quartiles": [round(q, 4) for q in summary.quartiles], **_machine()},
+        )
+
+    def _case(self, engine: EngineBench, case: EngineCase, place: str) -> Result:
+        ours, theirs, alone = Cost(), Cost(), Cost()
+        loop = EngineLoop(engine, case)
+        with ExitStack() as stack:
+            floor = stack.enter_context(contestant(self._floor(engine, case, place)))
+            floors = [theirs.metered(floor, case.block_bytes)]
+            if case.beside:
+                floors.append(alone.metered(EngineLoop(engine, case, beside=""), case.block_bytes))
+            rounds = alternate(ours.metered(loop, case.block_bytes), floors, self.slices, self.slice_s)
+        summary = summarise(rounds, only=[0])
+        more: dict[str, object] = {
+            "quartiles": [round(q, 4) for q in summary.quartiles],
+            **ours.fields("cpu"),
+            **theirs.fields("floor_cpu"),
+            **loop.fields(),
+        }
+        if case.beside:
+            more["ratio_to_alone"] = round(summarise(rounds, only=[1]).ratio, 4)
+        per_op = case.block_bytes < MIB
+        scale = case.block_bytes if per_op else 1e9
+        return Result(
+            case.full_name(place),
+            summary.ours / scale,
+            summary.floor / scale,
+            summary.ratio,
+            "op/s" if per_op else "GB/s",
+            self.slices,
+            case.goal(place),
+            noisy=is_noisy(self.noise.get(place, 1.0)),
+            more=more,
+        )
+
+    def _compaction(self, place: str) -> Result:
+        """Reads of what is left when most chunks of a nearly full device were removed, while it is packed."""
+        size = self.region_bytes + self.region_bytes // 8 + 64 * MIB
+        small = MIB // 16
+        with EngineBench(
+            self.directories[place] / "engine",
+            size_bytes=size,
+            depth=DEPTH,
+            max_chunks=2 * size // small,
+        ) as engine:
+            engine.fill(0, self.region_bytes // small * 15 // 16, small)
+            engine.thin(8)
+            engine.reopen()
+            case = BESIDE_COMPACTION
+            return self._case(engine, case, place)
+
+    # --- many chunks --------------------------------------------------------------------------------
+
+    def _start_up(self, names: frozenset[str], say: Callable[[str], None]) -> Iterator[Result]:
+        """Chunks of 1 MiB to a reader, of which 4 KiB are stored and the rest is zeros: all that memory
+        and start-up depend on is that of full ones (16 checksums, a slot), but not the time to write them."""
+        data = (self.chunks * SMALL_BYTES // SLAB_BYTES + 8) * SLAB_BYTES
+        # Room for two snapshots and a journal, at 320 bytes a chunk and a record.
+        size = data + self.chunks * 320 * 4 + data // 16 + 64 * MIB
+        size = size // SLAB_BYTES * SLAB_BYTES
+        say(f"start-up: making {self.chunks} chunks")
+        with EngineBench(
+            self.directories["disk"] / "many", size_bytes=size, depth=1024, max_chunks=self.chunks + 1024
+        ) as engine:
+            empty = engine.facts()
+            engine.fill(0, self.chunks, SMALL_BYTES, MIB)
+            journal_s = engine.reopen(crash=True)
+            seconds = engine.reopen()
+            facts = engine.facts()
+        heap = (facts.heap_bytes - empty.heap_bytes) / self.chunks
+        counted = facts.index_bytes / self.chunks
+        limit = START_LIMIT_S * self.chunks / 1e6
+        for name, ours, most, unit, more in (
+            ("memory-per-chunk", heap, MEMORY_LIMIT_BYTES, "bytes", {"counted": round(counted, 1)}),
+            ("start-up", seconds, limit, "s", {}),
+            ("start-up-journal", journal_s, limit, "s", {}),
+        ):
+            if name in names:
+                yield Result(
+                    name,
+                    ours,
+                    most,
+                    most / ours if ours > 0 else 0.0,
+                    unit,
+                    1,
+                    None if name == "start-up-journal" else 1.0,
+                    more={"chunks": self.chunks, **more},
+                )
+
+
+def _machine() -> dict[str, object]:
+    """What a reader must know to judge a figure of a shared machine."""
+    policies = {os.SCHED_OTHER: "other", os.SCHED_FIFO: "fifo", os.SCHED_RR: "rr", os.SCHED_BATCH: "batch"}
+    return {
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "scheduling": policies.get(os.sched_getscheduler(0), "?"),
+        "nice": os.nice(0),
+    }
