@@ -277,6 +277,19 @@ TEST_CASE("golden: the records of recovery") {
   CHECK(state.usage[1].logical_bytes == 131'072);
 }
 
+TEST_CASE("golden: a chunk that moved") {
+  std::vector<uint8_t> memory(kMaxBlockBytes);
+  Writer writer(memory.data() + sizeof(BlockHeader), memory.size() - sizeof(BlockHeader));
+  encode_simple(writer, RecordType::move, 1, MoveRecord{golden_key(), golden_version(22), 0x6000, 5, {}});
+  BlockHeader header{};
+  header.magic = kJournalMagic;
+  header.sequence = 1'003;
+  header.mark = 1'002;
+  header.first_record = 5'018;
+  header.record_count = 1;
+  compare("journal_move", sealed(writer, header, memory));
+}
+
 TEST_CASE("golden: the digest of a chunk, as docs/disk_format.md has it") {
   const uint32_t sums[3] = {0x01234567, 0x89abcdef, 0x0badcafe};
   ChunkInfo info;
@@ -304,6 +317,8 @@ TEST_CASE("golden: a snapshot slice") {
   ChunkRecord chunk{};
   chunk.key = golden_key();
   chunk.image = golden_image(21);
+  chunk.accessed = 0x01020304;
+  chunk.accessed_before = 0x01020300;
   chunk.overlay_count = 1;
   uint8_t later[8] = {1, 2, 3, 4, 5, 6, 7, 8};  // a field that a later version added
   encode_chunk(writer, 1, chunk, sums, {&overlay, 1}, later);
@@ -330,4 +345,6 @@ TEST_CASE("golden: a snapshot slice") {
   CHECK(view.sums[1] == 0x89abcdef);
   CHECK(view.unknown.size() == 8);
   CHECK(view.unknown[7] == 8);
+  CHECK(view.fixed.accessed == 0x01020304);
+  CHECK(view.fixed.accessed_before == 0x01020300);
 }

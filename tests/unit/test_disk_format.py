@@ -222,6 +222,15 @@ def test_records_of_recovery() -> None:
     assert (release.fixed, release.rest) == (bytes(8), b"")
 
 
+def test_record_of_a_move() -> None:
+    data = load("journal_move")
+    header = block_header(data, b"FFJ1")
+    assert (header.sequence, header.mark, header.first_record, header.flags) == (1_003, 1_002, 5_018, 0)
+    (move,) = records(data, header)
+    assert (move.type, move.target, move.rest) == (14, 1, b"")
+    assert move.fixed == KEY + struct.pack("<IIQ QB7x", 3, 4, 22, 0x6000, 5)
+
+
 M64 = (1 << 64) - 1
 
 
@@ -258,7 +267,7 @@ def test_snapshot_slice() -> None:
     f = Fields(chunk.fixed)
     assert f.raw(24) == KEY
     check_image(f, 21)
-    assert f.take("QH") == (0, 1)
+    assert f.take("IIH") == (0x01020304, 0x01020300, 1)  # last use, the one before, overlays
     assert f.raw(6) == bytes(6)
     assert f.raw(f.left) == bytes(range(1, 9))  # a field of a later version, kept
     rest = Fields(chunk.rest)
@@ -279,7 +288,9 @@ def test_documentation_example() -> None:
     assert load("superblock").startswith(shown)
 
 
-@pytest.mark.parametrize("name", ["superblock", "journal_block", "journal_recovery", "snapshot_slice"])
+@pytest.mark.parametrize(
+    "name", ["superblock", "journal_block", "journal_recovery", "journal_move", "snapshot_slice"]
+)
 def test_a_flipped_bit_is_noticed(name: str) -> None:
     data = bytearray(load(name))
     at = 8 if name == "superblock" else 4
