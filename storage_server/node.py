@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
 
 from ffs._native.routes import ChainRoute, TargetRoute
-from ffs._native.server import NativeServer, ShardInfo, clock_ms
+from ffs._native.server import NativeServer, ShardInfo, SpacePolicy, SpaceUse, clock_ms
 from ffs.errors import Fenced, FfsError, NotFound
 from ffs.proto import cluster as proto
 from ffs.rpc.caller import Caller
@@ -29,6 +29,8 @@ CALL_MAX_S: Final = 4.0
 RETRY_MAX_S: Final = 0.25
 BEAT_MIN_S: Final = 0.005  # between two heartbeats, however much news there is
 POLL_MS: Final = 1500  # below ffs.rpc.caller's patience with one of several addresses
+USE_S: Final = 1.0  # between two reports of what KV spaces hold
+NO_SPACES: Final = proto.SpaceConfig(revision=(0, 0), policies=())
 LEASE_PARTS: Final = (15, 16)  # of a lease that are used: the rest is for clocks that run apart
 
 T = TypeVar("T")
@@ -56,6 +58,8 @@ class Node:
         self._timeout_s = failure_timeout_ms / 1000.0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ffs-native")
         self._config = proto.NodeConfig(number=(0, 0), epoch=0, chains=(), targets=())
+        self._spaces = NO_SPACES
+        self._told_use = float("-inf")  # when, on the loop's clock
         self._term = 0  # the highest that a manager has answered with
         self._fenced: set[int] = set()  # since the last heartbeat that was answered
         self._reachable = True
@@ -141,7 +145,11 @@ class Node:
         to learn: here every refusal is only a reason to ask again later."""
         while True:
             request = proto.WaitConfig(
-                node=self.id, incarnation=self.incarnation, config=self._config.number, wait_ms=POLL_MS
+                node=self.id,
+                incarnation=self.incarnation,
+                config=self._config.number,
+                wait_ms=POLL_MS,
+                spaces=self._spaces.revision,
             )
             try:
                 reply = cast(
@@ -155,6 +163,7 @@ class Node:
             if not self._accepts(reply.term):
                 await asyncio.sleep(self._retry_s)
                 continue
+            await self._take_spaces(reply.spaces)
             await self._take(reply.config)
             await self._fence(reply.fences)
 
@@ -182,6 +191,7 @@ class Node:
     async def _beat(self) -> float:
         """One heartbeat and what it asks for; how long to wait for the next, seconds."""
         reports = await self.native(self._native.report)
+        use = await self._space_use()
         self._sequence += 1  # one that is held up on its way must not be taken for the latest
         fenced = tuple(self._fenced)
         asked_ms = clock_ms()  # a lease counts from here: before the manager could have given it
@@ -195,6 +205,8 @@ class Node:
                     reports=tuple(_report(report) for report in reports),
                     fenced=fenced,
                     sequence=self._sequence,
+                    spaces=self._spaces.revision,
+                    space_use=use,
                 ),
                 self._call_timeout_s,
             ),
@@ -204,6 +216,7 @@ class Node:
             return self._retry_s
         self._fenced.difference_update(fenced)
         self.manager_ms = max(self.manager_ms, reply.manager_ms)
+        await self._take_spaces(reply.spaces)  # first: what serves must know what may be evicted
         if not await self._take(reply.config):
             await self._configure()  # again: manager time, and targets that were on their way out
         used, parts = LEASE_PARTS
@@ -227,6 +240,23 @@ class Node:
         await self._configure()
         self._news.set()
         return True
+
+    async def _take_spaces(self, spaces: proto.SpaceConfig | None) -> None:
+        """Hands over newer policies of KV spaces. Until the first, nothing is evicted."""
+        async with self._configuring:
+            if spaces is None or spaces.revision <= self._spaces.revision:
+                return
+            await self.native(self._native.set_spaces, [_policy(policy) for policy in spaces.policies])
+            self._spaces = spaces
+
+    async def _space_use(self) -> tuple[proto.SpaceUse, ...]:
+        """What targets hold of KV spaces, once a second at most: () says nothing. What is being counted still
+        isn't told."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._spaces.policies or now_s - self._told_use < USE_S:
+            return ()
+        self._told_use = now_s
+        return tuple(_use(use) for use in await self.native(self._native.space_use) if use.ready)
 
     async def _fence(self, clients: Iterable[int]) -> None:
         for client in clients:
@@ -271,6 +301,28 @@ def _report(report: Any) -> proto.TargetReport:
 
 
 _REPORT_FIELDS: Final = proto.TargetReport.__struct_fields__
+
+
+def _policy(policy: proto.SpacePolicy) -> SpacePolicy:
+    return SpacePolicy(
+        space=policy.space,
+        chain=policy.chain,
+        quota_bytes=policy.quota_bytes,
+        ttl_ms=policy.ttl_ms,
+        evictable=bool(policy.flags & proto.SPACE_EVICTABLE),
+    )
+
+
+def _use(use: SpaceUse) -> proto.SpaceUse:
+    return proto.SpaceUse(
+        target=use.target,
+        space=use.space,
+        chunks=use.chunks,
+        bytes=use.bytes,
+        evicted_chunks=use.evicted_chunks,
+        evicted_bytes=use.evicted_bytes,
+        hits=use.hits,
+    )
 
 
 def _chain(route: proto.ChainRoute) -> ChainRoute:

@@ -76,9 +76,8 @@ _FLAGS: Final = frozenset({"persisted_here", "poisoned", "leased", "sync_done"})
 
 
 def _use(use: Any) -> SpaceUse:
-    return SpaceUse(
-        **{n: bool(use.ready) if n == "ready" else int(getattr(use, n)) for n in SpaceUse.__slots__}
-    )
+    fields: dict[str, Any] = {n: int(getattr(use, n)) for n in SpaceUse.__slots__}
+    return SpaceUse(**fields | {"ready": bool(use.ready)})
 
 
 def _fields(report: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
 
-from ffs._native.server import NativeServer, TargetReport, clock_ms
+from ffs._native.server import NativeServer, SpacePolicy, SpaceUse, TargetReport, clock_ms
 from ffs.errors import Fenced, NotFound, Unreachable
 from ffs.proto import cluster as proto
 from ffs.proto.common import Message
@@ -29,6 +29,7 @@ class FakeNative:
         self.news_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self.calls: list[tuple[Any, ...]] = []
         self.unknown: set[int] = set()
+        self.use: list[SpaceUse] = []
 
     def report(self) -> list[TargetReport]:
         zeros: dict[str, Any] = dict.fromkeys(TargetReport.__slots__, 0)
@@ -47,6 +48,12 @@ class FakeNative:
         if target in self.unknown:
             raise NotFound(f"target {target}")
         self.calls.append(("release", target))
+
+    def set_spaces(self, policies: list[SpacePolicy]) -> None:
+        self.calls.append(("spaces", policies))
+
+    def space_use(self) -> list[SpaceUse]:
+        return self.use
 
     def fence(self, client: int) -> None:
         self.calls.append(("fence", client))
@@ -240,3 +247,86 @@ def test_a_process_that_was_replaced_ends() -> None:
 
     with pytest.raises(Fenced):
         drive(body, before=lambda m: setattr(m, "heartbeat", answer))
+
+
+# --- KV spaces -----------------------------------------------------------------------------------------
+
+
+def spaces(revision: tuple[int, int], quota: int = 100) -> proto.SpaceConfig:
+    policy = proto.SpacePolicy(space=50, chain=3, quota_bytes=quota, ttl_ms=9, flags=proto.SPACE_EVICTABLE)
+    kept = proto.SpacePolicy(space=51, chain=3)
+    return proto.SpaceConfig(revision=revision, policies=(policy, kept))
+
+
+def test_policies_are_taken_up_before_the_configuration_and_the_lease() -> None:
+    async def body(manager: FakeManager, native: FakeNative) -> None:
+        await until(lambda: bool(native.of("lease")))
+        assert [call[0] for call in native.calls] == ["spaces", "configure", "lease"]
+        evictable, kept = native.of("spaces")[0][0]
+        assert (evictable.space, evictable.chain, evictable.quota_bytes, evictable.ttl_ms) == (50, 3, 100, 9)
+        assert (evictable.evictable, kept.evictable) == (True, False)
+        assert manager.beats[0].spaces == (0, 0)  # a started process knows none
+
+    first = reply(spaces=spaces((1, 4)), config=config((1, 1)), lease_ms=1600)
+    drive(body, before=lambda m: setattr(m, "heartbeat", lambda _: first))
+
+
+def test_newer_policies_replace_older_ones_and_never_the_other_way() -> None:
+    replies = [spaces((1, 4)), spaces((1, 3), quota=1), None, spaces((1, 4)), spaces((2, 1), quota=7)]
+
+    async def body(manager: FakeManager, native: FakeNative) -> None:
+        await until(lambda: len(manager.beats) > len(replies) + 1)
+        taken = [policies[0].quota_bytes for (policies,) in native.of("spaces")]
+        assert taken == [100, 7]
+        assert manager.beats[-1].spaces == (2, 1)
+
+    def answer(beat: proto.Heartbeat) -> proto.HeartbeatReply:
+        at = beat.sequence - 1
+        return reply(spaces=replies[at] if at < len(replies) else None, fences=(beat.sequence,))
+
+    drive(body, before=lambda m: setattr(m, "heartbeat", answer))
+
+
+def test_the_long_poll_brings_policies_and_names_those_that_it_has() -> None:
+    async def body(manager: FakeManager, native: FakeNative) -> None:
+        await until(lambda: len(manager.polls) > 3)
+        assert [poll.spaces for poll in manager.polls[:2]] == [(0, 0), (1, 8)]
+        assert len(native.of("spaces")) == 1
+
+    answer = proto.WaitConfigReply(term=1, spaces=spaces((1, 8)))
+    drive(body, before=lambda m: setattr(m, "wait", lambda _: answer))
+
+
+def test_a_deposed_managers_policies_are_not_taken() -> None:
+    async def body(manager: FakeManager, native: FakeNative) -> None:
+        await until(lambda: len(manager.beats) >= 3)
+        assert [policies[0].quota_bytes for (policies,) in native.of("spaces")] == [100]
+
+    def answer(beat: proto.Heartbeat) -> proto.HeartbeatReply:
+        if beat.sequence == 1:
+            return reply(term=5, spaces=spaces((5, 1)), fences=(1,))
+        return reply(term=4, spaces=spaces((9, 1), quota=1), fences=(2,))
+
+    drive(body, before=lambda m: setattr(m, "heartbeat", answer))
+
+
+def test_use_is_told_of_what_has_been_counted_once_a_second_at_most() -> None:
+    def use(space: int, *, ready: bool) -> SpaceUse:
+        return SpaceUse(7, space, 3, 300, 2, 200, 9, ready)
+
+    async def body(manager: FakeManager, native: FakeNative) -> None:
+        native.use = [use(50, ready=True), use(51, ready=False)]
+        await until(lambda: len(manager.beats) >= 8)
+        told = [beat.space_use for beat in manager.beats if beat.space_use]
+        assert manager.beats[0].space_use == ()  # no policy, nothing to tell
+        assert told[0] == (
+            proto.SpaceUse(
+                target=7, space=50, chunks=3, bytes=300, evicted_chunks=2, evicted_bytes=200, hits=9
+            ),
+        )
+        assert len(told) < len(manager.beats) - 1
+
+    def answer(beat: proto.Heartbeat) -> proto.HeartbeatReply:
+        return reply(spaces=spaces((1, 4)) if beat.sequence == 1 else None, fences=(beat.sequence,))
+
+    drive(body, before=lambda m: setattr(m, "heartbeat", answer))
