@@ -60,24 +60,52 @@ Result<std::unique_ptr<BufferPool>> BufferPool::create(Io* io, const Options& op
   }
   pool->free_bytes_ = pool->arena_bytes_;
 
-  if (io != nullptr && options.register_with_io) {
-    for (size_t at = 0; at < pool->arena_bytes_; at += kMaxRegionBytes) {
-      size_t length = std::min(kMaxRegionBytes, pool->arena_bytes_ - at);
-      auto region = io->register_region(pool->base_ + at, length);
-      if (!region.ok()) {
-        pool->registration_error_ = region.error().code;
-        for (Region done : pool->regions_) io->unregister_region(done);
-        pool->regions_.clear();
-        break;
-      }
-      pool->regions_.push_back(region.value());
-    }
-  }
+  if (io == nullptr || !options.register_with_io) return pool;
+  if (options.register_when_used) pool->extent_bytes_ = kMaxBufferBytes;  // no buffer lies in two
+  const size_t extents = (pool->arena_bytes_ + pool->extent_bytes_ - 1) / pool->extent_bytes_;
+  pool->regions_.assign(extents, Region{});
+  pool->used_.assign(extents, false);
+  if (options.register_when_used) return pool;
+  for (size_t i = 0; i < extents && pool->registration_error_ == 0; i++) pool->register_extent(i);
+  if (pool->registration_error_ != 0) pool->unregister_all();
   return pool;
 }
 
+void BufferPool::unregister_all() {
+  for (Region& region : regions_) {
+    if (region.registered()) io_->unregister_region(region);
+    region = Region{};
+  }
+  registered_ = 0;
+}
+
+size_t BufferPool::extent_to_register() const {
+  if (registration_error_ != 0) return kNoExtent;
+  for (size_t i = 0; i < used_.size(); i++) {
+    if (used_[i] && !regions_[i].registered()) return i;
+  }
+  return kNoExtent;
+}
+
+void BufferPool::populate(size_t extent) const {
+  // A wish: where the kernel doesn't know it, registering takes the time.
+  (void)::madvise(base_ + extent * extent_bytes_,
+                  std::min(extent_bytes_, arena_bytes_ - extent * extent_bytes_), MADV_POPULATE_WRITE);
+}
+
+void BufferPool::register_extent(size_t extent) {
+  const size_t at = extent * extent_bytes_;
+  auto region = io_->register_region(base_ + at, std::min(extent_bytes_, arena_bytes_ - at));
+  if (!region.ok()) {
+    registration_error_ = region.error().code;
+    return;
+  }
+  regions_[extent] = region.value();
+  registered_++;
+}
+
 BufferPool::~BufferPool() {
-  for (Region region : regions_) io_->unregister_region(region);
+  unregister_all();
   if (base_ != nullptr) ::munmap(base_, arena_bytes_);
   if (fd_ >= 0) ::close(fd_);
   if (read_only_fd_ >= 0) ::close(read_only_fd_);
@@ -114,7 +142,9 @@ uint8_t* BufferPool::allocate(size_t bytes) {
   }
   state_[page] = static_cast<uint8_t>(kInUse + order);
   free_bytes_ -= static_cast<size_t>(kMinBufferBytes) << order;
-  return base_ + static_cast<size_t>(page) * kMinBufferBytes;
+  const size_t at = static_cast<size_t>(page) * kMinBufferBytes;
+  if (!used_.empty()) used_[at / extent_bytes_] = true;
+  return base_ + at;
 }
 
 void BufferPool::release(uint8_t* buffer) {
@@ -136,7 +166,7 @@ void BufferPool::release(uint8_t* buffer) {
 
 Region BufferPool::region_of(const void* address) const {
   if (regions_.empty() || !contains(address)) return {};
-  return regions_[offset_of(address) / kMaxRegionBytes];
+  return regions_[offset_of(address) / extent_bytes_];
 }
 
 size_t BufferPool::largest_free() const {

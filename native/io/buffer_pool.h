@@ -19,7 +19,8 @@ class BufferPool {
   struct Options {
     size_t arena_bytes = 256ull << 20;  // rounded up to a multiple of 16 MiB
     bool register_with_io = true;
-    bool populate = false;  // touch all pages now (a server), not at first use
+    bool register_when_used = false;  // by extents of 16 MiB, when the owner gets to it; create() is quick
+    bool populate = false;            // touch all pages now (a server), not at first use
   };
   // `io` may be null (no registration). A refused registration is no error: `registered()` is
   // false then and `registration_error()` says why. Blocks (mmap, pinning).
@@ -40,8 +41,16 @@ class BufferPool {
     auto p = static_cast<const uint8_t*>(address);
     return p >= base_ && p < base_ + arena_bytes_;
   }
-  bool registered() const { return !regions_.empty(); }
+  bool registered() const { return registered_ > 0; }
   int registration_error() const { return registration_error_; }  // 0 or a positive errno
+
+  // With register_when_used: an extent that was allocated from and isn't registered, or kNoExtent. populate()
+  // brings its pages in (it may take 100 ms; any thread, while the pool lives), then register_extent() is
+  // quick.
+  static constexpr size_t kNoExtent = SIZE_MAX;
+  size_t extent_to_register() const;
+  void populate(size_t extent) const;
+  void register_extent(size_t extent);
 
   // The arena as a memfd sealed against shrinking and growing, for same-host peers: `fd` is
   // writable and stays here; `read_only_fd` may be passed to others. Both are the pool's.
@@ -62,6 +71,7 @@ class BufferPool {
   static int order_of(size_t bytes);
   void push(int order, uint32_t page);
   void unlink(int order, uint32_t page);
+  void unregister_all();
 
   Io* io_ = nullptr;
   int fd_ = -1;
@@ -70,7 +80,10 @@ class BufferPool {
   size_t arena_bytes_ = 0;
   size_t free_bytes_ = 0;
   int registration_error_ = 0;
-  std::vector<Region> regions_;
+  size_t extent_bytes_ = kMaxRegionBytes;
+  size_t registered_ = 0;        // extents
+  std::vector<Region> regions_;  // by extent
+  std::vector<bool> used_;       // by extent: allocated from
   uint32_t heads_[kOrders];
   std::vector<uint32_t> next_;  // by page: links of free pieces
   std::vector<uint32_t> prev_;

@@ -8,44 +8,32 @@ namespace ffs::io {
 // ------------------------------------------------------------------------------ SimImage
 
 void SimImage::read(uint64_t offset, uint8_t* memory, size_t size) const {
-  FFS_CHECK(offset + size <= size_bytes_);
   while (size > 0) {
-    const Extent* extent = extents_[offset / kExtentBytes].get();
-    const uint64_t within = offset % (extent == nullptr ? kExtentBytes : 4096);
-    const size_t part = std::min<size_t>(size, (extent == nullptr ? kExtentBytes : 4096) - within);
-    const Page* page = extent == nullptr ? nullptr : extent->pages[offset / 4096 % 64].get();
-    if (page == nullptr) {
+    uint64_t page = offset / 4096, within = offset % 4096;
+    size_t part = std::min<size_t>(size, 4096 - within);
+    auto found = pages_.find(page);
+    if (found == pages_.end()) {
       std::memset(memory, 0, part);
     } else {
-      std::memcpy(memory, page->data() + within, part);
+      std::memcpy(memory, found->second->data() + within, part);
     }
     memory += part, offset += part, size -= part;
   }
 }
 
-std::shared_ptr<SimImage::Page>& SimImage::slot(uint64_t page) {
-  auto& extent = extents_[page / 64];
-  if (extent == nullptr) {
-    extent = std::make_shared<Extent>();
-  } else if (extent.use_count() > 1) {
-    extent = std::make_shared<Extent>(*extent);
-  }
-  return extent->pages[page % 64];
-}
-
 void SimImage::write(uint64_t offset, const uint8_t* memory, size_t size) {
   FFS_CHECK(offset + size <= size_bytes_);
   while (size > 0) {
-    const uint64_t within = offset % 4096;
-    const size_t part = std::min<size_t>(size, 4096 - within);
-    auto& page = slot(offset / 4096);
-    if (page == nullptr) {
-      page = std::make_shared<Page>();
-      page->fill(0);
-    } else if (page.use_count() > 1) {
-      page = std::make_shared<Page>(*page);
+    uint64_t page = offset / 4096, within = offset % 4096;
+    size_t part = std::min<size_t>(size, 4096 - within);
+    auto& slot = pages_[page];
+    if (slot == nullptr) {
+      slot = std::make_shared<Page>();
+      slot->fill(0);
+    } else if (slot.use_count() > 1) {
+      slot = std::make_shared<Page>(*slot);
     }
-    std::memcpy(page->data() + within, memory, part);
+    std::memcpy(slot->data() + within, memory, part);
     memory += part, offset += part, size -= part;
   }
 }
@@ -59,26 +47,28 @@ void SimImage::flip(uint64_t offset, uint8_t mask) {
 
 void SimImage::discard(uint64_t offset, uint64_t size, std::optional<uint64_t> garbage_seed) {
   FFS_CHECK(offset % 4096 == 0 && size % 4096 == 0 && offset + size <= size_bytes_);
-  std::shared_ptr<Page> left;  // zeros
-  if (garbage_seed) {
-    std::mt19937_64 random(*garbage_seed);
-    left = std::make_shared<Page>();
-    for (auto& byte : *left) byte = static_cast<uint8_t>(random());
+  const uint64_t from = offset / 4096, to = (offset + size) / 4096;
+  if (!garbage_seed) {
+    pages_.erase(pages_.lower_bound(from), pages_.lower_bound(to));
+    return;
   }
-  for (uint64_t page = offset / 4096; page < (offset + size) / 4096; page++) slot(page) = left;
+  std::mt19937_64 random(*garbage_seed);
+  auto garbage = std::make_shared<Page>();
+  for (auto& byte : *garbage) byte = static_cast<uint8_t>(random());
+  for (uint64_t page = from; page < to; page++) pages_[page] = garbage;
 }
 
 bool SimImage::operator==(const SimImage& other) const {
-  if (size_bytes_ != other.size_bytes_) return false;
-  std::vector<uint8_t> a(kExtentBytes), b(kExtentBytes);
-  for (size_t i = 0; i < extents_.size(); i++) {
-    if (extents_[i] == other.extents_[i]) continue;
-    const size_t size = std::min(kExtentBytes, size_bytes_ - i * kExtentBytes);
-    read(i * kExtentBytes, a.data(), size);
-    other.read(i * kExtentBytes, b.data(), size);
-    if (!std::equal(a.begin(), a.begin() + static_cast<ptrdiff_t>(size), b.begin())) return false;
-  }
-  return true;
+  auto covers = [](const SimImage& a, const SimImage& b) {
+    static const Page zeros{};
+    for (const auto& [number, page] : a.pages_) {
+      auto found = b.pages_.find(number);
+      const Page& peer = found == b.pages_.end() ? zeros : *found->second;
+      if (&peer != page.get() && peer != *page) return false;
+    }
+    return true;
+  };
+  return size_bytes_ == other.size_bytes_ && covers(*this, other) && covers(other, *this);
 }
 
 namespace {

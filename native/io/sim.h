@@ -25,8 +25,7 @@ namespace ffs::io {
 // The content of a disk: sparse, unwritten parts are zeros. Copying shares pages until they change.
 class SimImage {
  public:
-  explicit SimImage(uint64_t size_bytes)
-      : size_bytes_(size_bytes), extents_((size_bytes + kExtentBytes - 1) / kExtentBytes) {}
+  explicit SimImage(uint64_t size_bytes) : size_bytes_(size_bytes) {}
   uint64_t size_bytes() const { return size_bytes_; }
   void read(uint64_t offset, uint8_t* memory, size_t size) const;
   void write(uint64_t offset, const uint8_t* memory, size_t size);
@@ -37,14 +36,8 @@ class SimImage {
 
  private:
   using Page = std::array<uint8_t, 4096>;
-  struct Extent {
-    std::array<std::shared_ptr<Page>, 64> pages;  // null: zeros
-  };
-  static constexpr uint64_t kExtentBytes = 64 * 4096;
-  std::shared_ptr<Page>& slot(uint64_t page);  // for writing
-
   uint64_t size_bytes_;
-  std::vector<std::shared_ptr<Extent>> extents_;  // null: zeros
+  std::map<uint64_t, std::shared_ptr<Page>> pages_;
 };
 
 struct SimDevice {

@@ -213,13 +213,32 @@ Result<size_t> Connection::receive() {
   return static_cast<size_t>(got);
 }
 
-Result<bool> Connection::flush(std::vector<uint64_t>* released) {
+namespace {
+
+// Cuts a gather of `count` pieces at most_bytes; the number of pieces that are left.
+int cut(iovec* pieces, int count, size_t most_bytes) {
+  for (int i = 0; i < count; i++) {
+    if (pieces[i].iov_len >= most_bytes) {
+      pieces[i].iov_len = most_bytes;
+      return i + 1;
+    }
+    most_bytes -= pieces[i].iov_len;
+  }
+  return count;
+}
+
+}  // namespace
+
+Result<bool> Connection::flush(std::vector<uint64_t>* released, size_t most_bytes) {
+  full = false;
   while (!queue.empty()) {
+    if (most_bytes == 0) return false;
     iovec pieces[kGatherPieces];
     int descriptor = -1;
     msghdr message{};
     message.msg_iov = pieces;
-    message.msg_iovlen = static_cast<size_t>(queue.gather(pieces, kGatherPieces, &descriptor));
+    const int count = queue.gather(pieces, kGatherPieces, &descriptor);
+    message.msg_iovlen = static_cast<size_t>(cut(pieces, count, most_bytes));
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     if (descriptor >= 0) {
       message.msg_control = control;
@@ -235,9 +254,11 @@ Result<bool> Connection::flush(std::vector<uint64_t>* released) {
       sent = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR);
     if (sent < 0) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+      full = errno == EAGAIN || errno == EWOULDBLOCK;
+      if (full) return false;
       return Error::of(errno, "sending");
     }
+    most_bytes -= static_cast<size_t>(sent);
     queue.advance(static_cast<size_t>(sent), released);
   }
   return true;

@@ -46,6 +46,7 @@ struct Connection {
   // The last receive() got less than it had room for, so the socket was empty: an edge-triggered
   // owner needn't ask again before it is told of more (unless the peer has hung up).
   bool drained = false;
+  bool full = false;  // the last flush() ended because the socket took no more
 
   Connection() = default;
   Connection(Fd fd, Transport kind) : socket(std::move(fd)), transport(kind) {}
@@ -54,9 +55,9 @@ struct Connection {
   // EBUSY: the reader has no room (go on with next()); EPROTO: too many descriptors; else the
   // socket's error.
   Result<size_t> receive();
-  // sendmsg until the queue is empty or the socket is full. True: all is sent. `released` gets
-  // the tokens of payloads that are through.
-  Result<bool> flush(std::vector<uint64_t>* released);
+  // sendmsg until the queue is empty, the socket is full, or most_bytes are sent. True: all is sent.
+  // `released` gets the tokens of payloads that are through.
+  Result<bool> flush(std::vector<uint64_t>* released, size_t most_bytes = SIZE_MAX);
 };
 
 }  // namespace ffs::net

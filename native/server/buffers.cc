@@ -1,6 +1,7 @@
 #include "server/buffers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -31,6 +32,7 @@ Result<std::unique_ptr<Buffers>> Buffers::create(io::Io& io, size_t total_bytes)
 Status Buffers::make_pool(size_t use, size_t sixteenths) {
   io::BufferPool::Options options;
   options.arena_bytes = std::max<size_t>(asked_bytes_ / 16 * sixteenths, 1);
+  options.register_when_used = true;
   FFS_TRY(pools_[use], io::BufferPool::create(io_, options));
   return ok_status();
 }
@@ -41,6 +43,30 @@ Status Buffers::grow_to_members(uint32_t member_count) {
     if (pools_[use] == nullptr) FFS_TRY_STATUS(make_pool(use, kFartherShare));
   }
   return ok_status();
+}
+
+void Buffers::pin_used() {
+  if (pinning() || pin_stopped_) return;
+  for (const auto& pool : pools_) {
+    if (pool == nullptr) continue;
+    const size_t extent = pool->extent_to_register();
+    if (extent == io::BufferPool::kNoExtent) continue;
+    pin_.owner = this;
+    pin_.pool = pool.get();
+    pin_.extent = extent;
+    pin_.work = [](io::Offload* work) {
+      const Pin* pin = static_cast<Pin*>(work);
+      pin->pool->populate(pin->extent);
+      return 0;
+    };
+    pin_.op.done = [](io::Op* op) {
+      Pin* pin = reinterpret_cast<Pin*>(op);  // its first member's first member
+      std::exchange(pin->pool, nullptr)->register_extent(pin->extent);
+      pin->owner->pin_used();
+    };
+    io_->offload(&pin_);
+    return;
+  }
 }
 
 uint8_t* Buffers::try_allocate(BufferUse use, uint32_t bytes) {

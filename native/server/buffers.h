@@ -42,10 +42,11 @@ struct BufferWaiter {
 class Buffers {
  public:
   // Splits `total_bytes` (rounded up so that each pool holds a chunk) for chains of at most three
-  // members, and takes a quarter more for recovery. Blocks.
+  // members, and takes a quarter more for recovery. Quick: memory is brought in and registered with the Io as
+  // it comes into use, by pin_used().
   static Result<std::unique_ptr<Buffers>> create(io::Io& io, size_t total_bytes);
 
-  // Makes the pools that longer chains need, each a sixteenth of the whole. Blocks.
+  // Makes the pools that longer chains need, each a sixteenth of the whole.
   Status grow_to_members(uint32_t member_count);
 
   // A buffer now, or null: then the waiter stands in its line (first come, first served) and its
@@ -65,6 +66,13 @@ class Buffers {
   // Gives what was released to those who wait.
   void serve_waiters();
 
+  // Registers memory that came into use, one extent after another: its pages are brought in on the helper
+  // thread. Until then it is plain memory. After stop_pinning() and once pinning() is false, the pools may
+  // go.
+  void pin_used();
+  void stop_pinning() { pin_stopped_ = true; }
+  bool pinning() const { return pin_.pool != nullptr; }
+
   io::Region region_of(const uint8_t* buffer) const { return pool_of(buffer).region_of(buffer); }
   // The pool that holds client updates, for successors on this host.
   io::BufferPool& update_pool() { return *pools_[static_cast<size_t>(BufferUse::kUpdate)]; }
@@ -79,6 +87,11 @@ class Buffers {
     BufferWaiter* last = nullptr;
     bool released = false;  // something came back since the line was served
   };
+  struct Pin : io::Offload {
+    Buffers* owner = nullptr;
+    io::BufferPool* pool = nullptr;  // null: none is under way
+    size_t extent = 0;
+  };
   Status make_pool(size_t use, size_t sixteenths);
   io::BufferPool& pool_of(const uint8_t* buffer) const;
   void unlink(BufferWaiter* waiter);
@@ -88,6 +101,8 @@ class Buffers {
   std::array<std::unique_ptr<io::BufferPool>, kBufferUses> pools_;
   std::array<Line, kBufferUses> lines_;
   uint64_t waiting_ = 0;
+  Pin pin_;
+  bool pin_stopped_ = false;
 };
 
 }  // namespace ffs::server

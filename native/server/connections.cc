@@ -16,6 +16,8 @@ namespace {
 constexpr size_t kSendLimitBytes = 24u << 20;
 // What one session may take of a pass before the others have their turn.
 constexpr size_t kReadBudgetBytes = 8u << 20;
+// Of recovery, while clients are served: in one copy, and in a pass.
+constexpr size_t kGentleReceiveBytes = 128u << 10, kGentleBudgetBytes = 256u << 10;
 
 }  // namespace
 
@@ -96,8 +98,25 @@ void Shard::list_to_read(Session& session) {
   to_read_.push_back(&session);
 }
 
+// Clients and updates from other servers first; what these bring of recovery comes last.
+void Shard::read_sessions() {
+  reading_.swap(to_read_);
+  for (const bool recovery : {false, true}) {
+    for (Session*& session : reading_) {
+      if (session == nullptr || session->recovery != recovery) continue;
+      session->listed_to_read = false;
+      read_session(*session);
+      if (!session->open) end_session_if_unused(*session);
+      session = nullptr;
+    }
+  }
+  reading_.clear();
+}
+
 void Shard::read_session(Session& session) {
-  size_t budget = kReadBudgetBytes;
+  const bool gentle = session.recovery && background_.clients_active(now_us_);
+  size_t budget = gentle ? kGentleBudgetBytes : kReadBudgetBytes;
+  if (session.recovery) session.connection.reader.limit_receives(gentle ? kGentleReceiveBytes : 0);
   while (session.open) {
     if (session.waits_for_op || session.send_full || session.waiter.waiting)
       return;  // listed again when it can go on
@@ -237,7 +256,8 @@ void Shard::end_session_if_unused(Session& session) {
   session.connection = net::Connection(Fd(), net::Transport::kTcp);
   session.out_fd.reset();
   session.capabilities.clear();
-  session.out_armed = session.hello = session.from_server = session.readable = session.send_full = false;
+  session.out_armed = session.hello = session.from_server = session.recovery = session.readable =
+      session.send_full = false;
   session.client = ClientId();
   session.used = session.hung_up = false;
   sessions_.give(&session);

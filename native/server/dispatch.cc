@@ -293,6 +293,8 @@ bool Shard::on_read(Session& session, const net::Frame& frame) {
   if (region != nullptr) regions_->use(region);
   request->length = read.length;
   request->deadline_ms = deadline(read.context.deadline_ms);
+  request->arrived_us = now_us_;
+  request->beside = reads_under_way_;
 
   craq::ClientRead event_;
   event_.token = token_of(request);

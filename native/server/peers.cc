@@ -72,21 +72,23 @@ void Peers::list(Lane& lane) {
   to_flush_.push_back(&lane);
 }
 
-void Peers::flush() {
-  for (size_t i = 0; i < to_flush_.size(); i++) {
-    Lane& lane = *to_flush_[i];
-    lane.listed = false;
-    flush_lane(lane);
+void Peers::flush(size_t most_recovery_bytes) {
+  flushing_.swap(to_flush_);
+  for (Lane* lane : flushing_) {
+    lane->listed = false;
+    const bool recovery = lane == &lane->peer->lanes[kLaneSync];
+    flush_lane(*lane, recovery ? most_recovery_bytes : SIZE_MAX);
   }
-  to_flush_.clear();
+  flushing_.clear();
 }
 
-void Peers::flush_lane(Lane& lane) {
+void Peers::flush_lane(Lane& lane, size_t most_bytes) {
   if (lane.state != Lane::State::kHello && lane.state != Lane::State::kUp) return;
-  auto sent = lane.connection.flush(&released_);
+  auto sent = lane.connection.flush(&released_, most_bytes);
   for (uint64_t token : released_) events_.released(events_.owner, token);
   released_.clear();
-  if (!sent.ok()) close_lane(lane, sent.error().what);
+  if (!sent.ok()) return close_lane(lane, sent.error().what);
+  if (!*sent && !lane.connection.full) list(lane);
 }
 
 void Peers::tick(uint64_t now_ms) {

@@ -66,7 +66,9 @@ class Peers {
   void set_routes(const std::vector<Route>& routes, uint32_t member_count, uint64_t now_ms);
   // The queue of a lane that is up, or null.
   net::SendQueue* lane(TargetId target, LaneNumber number);
-  void flush();                // sends what was queued since the last time
+  // Sends what was queued since the last time; of recovery at most so much a lane, the rest next time.
+  void flush(size_t most_recovery_bytes);
+  bool must_flush() const { return !to_flush_.empty(); }
   void tick(uint64_t now_ms);  // dials again
   void close();                // no more lanes; drained() says when all is over
   bool drained() const { return open_lanes_ == 0; }
@@ -96,7 +98,7 @@ class Peers {
   void dial(Lane& lane, uint64_t now_ms);
   void progress(Lane& lane, uint32_t events);
   bool read_lane(Lane& lane);
-  void flush_lane(Lane& lane);
+  void flush_lane(Lane& lane, size_t most_bytes);
   void close_lane(Lane& lane, const char* why);
   void list(Lane& lane);
   bool all_up(const Peer& peer) const;
@@ -109,7 +111,7 @@ class Peers {
   std::unordered_map<std::string, std::unique_ptr<Peer>> peers_;
   std::vector<std::unique_ptr<Peer>> leaving_;
   std::unordered_map<uint64_t, Peer*> by_target_;
-  std::vector<Lane*> to_flush_;
+  std::vector<Lane*> to_flush_, flushing_;
   std::vector<uint64_t> released_;
   uint64_t now_ms_ = 0;
   uint32_t open_lanes_ = 0;

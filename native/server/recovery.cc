@@ -38,6 +38,7 @@ void Shard::run(Target&, const craq::SendSync& effect) {
 }
 
 bool Shard::on_sync(Session& session, const net::Frame& frame) {
+  session.recovery = true;
   const auto sync = frame.as<wire::Sync>();
   const uint64_t crc_bytes = uint64_t{4} * net::piece_count(0, frame.payload_bytes);
   if (sync.message_bytes > wire::kMaxSyncMessageBytes || sync.payload_length != frame.payload_bytes ||
@@ -82,30 +83,19 @@ void Shard::submit_sync(const wire::Sync& sync, net::Bytes message, Payload* pay
 
 // --- the share of the device ----------------------------------------------------------------------
 
-void Shard::start_in_turn(BackgroundWork* work, bool background, uint32_t bytes) {
-  work->background = background;
-  work->cost_bytes = bytes;
-  work->next_waiting = nullptr;
-  if (!background) return work->start(work);
-  (background_tail_ != nullptr ? background_tail_->next_waiting : background_head_) = work;
-  background_tail_ = work;
-  start_background();
+io::Gate::Piece Shard::next(const std::array<uint32_t, io::kOpClasses>& wanted) {
+  return background_.next(wanted, clients_wait(), now_us_);
 }
 
-// What waits for its share, in order, as far as it goes now.
-void Shard::start_background() {
-  while (background_head_ != nullptr && share_.begin(background_head_->cost_bytes, now_us_)) {
-    BackgroundWork* work = background_head_;
-    background_head_ = work->next_waiting;
-    if (background_head_ == nullptr) background_tail_ = nullptr;
-    work->start(work);
-  }
+void Shard::ended(io::OpClass op_class, uint32_t bytes) {
+  background_.ended(op_class, bytes, now_us_);
 }
 
-void Shard::end_background(const BackgroundWork& work) {
-  if (!work.background) return;
-  share_.ended(work.cost_bytes);
-  start_background();
+// Requests of clients that the shard hasn't come to.
+bool Shard::clients_wait() const {
+  if (!waiting_for_op_.empty()) return true;
+  return std::any_of(to_read_.begin(), to_read_.end(),
+                     [](const Session* session) { return !session->from_server; });
 }
 
 // --- the scrubber ---------------------------------------------------------------------------------
@@ -115,7 +105,7 @@ void Shard::scrub() {
   for (const auto& [id, target] : targets_) {
     if (!target->leaving) scrubbed_.push_back(target->id);
   }
-  scrubber_->tick(now_us_, scrubbed_, share_.clients_active(now_us_));
+  scrubber_->tick(now_us_, scrubbed_, background_.clients_active(now_us_));
 }
 
 // From within a read's end: the replicas hear of it later in the pass.
@@ -151,31 +141,13 @@ void Shard::run(Target& target, const craq::Load& effect) {
   start_load(work);
 }
 
+// A version that isn't here any more is told by the read (absent).
 void Shard::run(Target& target, const craq::Copy& effect) {
-  const std::optional<uint32_t> stored =
-      stored_bytes(target, effect.key, effect.version, effect.length_bytes);
-  if (!stored) return complete(target, effect.op, Outcome::absent);
-  if (*stored == 0) return complete(target, effect.op, Outcome::ok);
-  const uint32_t length = *stored;
-  LoadWork* work = take_load(target, effect.op, effect.key, effect.version, length);
+  if (effect.length_bytes == 0) return complete(target, effect.op, Outcome::ok);
+  LoadWork* work = take_load(target, effect.op, effect.key, effect.version, effect.length_bytes);
   work->use = BufferUse::kSyncOut;
-  work->start = [](BackgroundWork* background) {
-    auto* load = static_cast<LoadWork*>(background);
-    load->shard->start_load(load);
-  };
-  start_in_turn(work, effect.background, length);
-}
-
-// The bytes to read of a version (with a codec that isn't its length), or none if it isn't there.
-std::optional<uint32_t> Shard::stored_bytes(const Target& target, const ChunkKey& key, const Version& version,
-                                            uint32_t length_bytes) const {
-  engine::ChunkInfo info;
-  if (store_->lookup(target.id, key, &info) && info.version == version) {
-    return info.attributes.codec != 0 ? info.stored_length : length_bytes;
-  }
-  engine::PendingInfo pending;
-  if (!store_->find_pending(target.id, key, version, &pending)) return std::nullopt;
-  return pending.attributes.codec != 0 ? pending.stored_length : length_bytes;
+  work->op_class = effect.background ? io::OpClass::recovery : io::OpClass::client;
+  start_load(work);
 }
 
 LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, const Version& version,
@@ -186,7 +158,6 @@ LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, c
   work->owner_target = &target;
   work->op_id = op;
   work->use = BufferUse::kUpdate;
-  work->background = false;
   work->done = on_loaded;
   work->target = target.id;
   work->key = key;
@@ -231,7 +202,6 @@ void Shard::on_loaded(engine::StoreOp* op) {
 }
 
 void Shard::end_load(LoadWork* work, Outcome outcome) {
-  end_background(*work);
   if (outcome == Outcome::ok) {
     complete(*work->owner_target, work->op_id, outcome, give(*work->owner_target, work->payload));
   } else {
@@ -275,18 +245,14 @@ void Shard::run(Target& target, const craq::Install& effect) {
     install.tail_padded = true;
     install.piece_checksums = payload->crcs.data();
   }
-  work->start = [](BackgroundWork* background) {
-    auto* started = static_cast<InstallWork*>(background);
-    started->shard->store_->install(started);
-  };
-  start_in_turn(work, effect.background, install.length);
+  install.op_class = effect.background ? io::OpClass::recovery : io::OpClass::client;
+  store_->install(work);
 }
 
 void Shard::on_installed(engine::StoreOp* op) {
   InstallWork* work = static_cast<InstallWork*>(op);
   Shard* self = work->shard;
   Target& target = *work->target_record;
-  self->end_background(*work);
   if (op->error != 0 && op->error != ENOSPC && op->error != ECANCELED) {
     log(LogLevel::kError, "target %llu: installing a chunk failed: %s (errno %d)",
         static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);

@@ -147,7 +147,7 @@ void Shard::reply_read(Request* request, const craq::Reply& answer) {
     queue.push_piece(net::Bytes(read.memory, payload_bytes), reinterpret_cast<uint64_t>(request->buffer));
     request->buffer = nullptr;
   }
-  share_.client_served(now_us_);
+  background_.client_read(read.read_length, request->beside, now_us_ - request->arrived_us, now_us_);
   metrics_.reads++;
   metrics_.read_bytes += read.read_length;
   list_to_flush(session);
@@ -177,7 +177,7 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
     reply.value = request->length;
   }
   if (answer.outcome == Outcome::ok) {
-    share_.client_served(now_us_);
+    background_.client_served(now_us_);
     metrics_.updates++;
     metrics_.update_bytes += request->length;
   } else if (answer.outcome != Outcome::existed) {

@@ -116,6 +116,7 @@ bool Scrubber::next_chunk() {
 void Scrubber::read_part() {
   static_cast<engine::ReadOp&>(part_) = engine::ReadOp{};
   part_.scrubber = this;
+  part_.op_class = io::OpClass::scrub;
   part_.done = [](engine::StoreOp* op) { static_cast<Part*>(op)->scrubber->part_read(); };
   part_.target = target_;
   part_.key = key_;

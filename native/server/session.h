@@ -71,6 +71,8 @@ struct Request : engine::Sink {
   wire::Type type{};
   uint32_t open_answers = 0;   // replies of the replica that are still to come
   uint64_t deadline_ms = 0;    // on the shard's clock; 0: none
+  uint64_t arrived_us = 0;     // kRead: when its frame was seen
+  uint32_t beside = 0;         // and how many other reads were under way
   uint32_t denied_detail = 0;  // why authority was denied
 
   // kRead
@@ -117,6 +119,7 @@ struct Session {
   bool hung_up = false;  // the peer's end was reported
   bool hello = false;
   bool from_server = false;
+  bool recovery = false;  // it brings what recovery and repair send
   bool readable = false;
   bool listed_to_read = false;
   bool listed_to_flush = false;
@@ -161,16 +164,8 @@ struct SmallWork : engine::StoreOp {
   craq::OpId op_id = 0;
 };
 
-// Work of recovery that waits for its share of the device (server/share.h).
-struct BackgroundWork {
-  bool background = false;  // else it takes no share and isn't counted
-  uint32_t cost_bytes = 0;
-  void (*start)(BackgroundWork* work) = nullptr;
-  BackgroundWork* next_waiting = nullptr;
-};
-
 // A whole version read for a replica: to be sent again (Load), or to be copied to another member.
-struct LoadWork : engine::ReadOp, BackgroundWork {
+struct LoadWork : engine::ReadOp {
   LoadWork* next_free = nullptr;
   uint32_t slot = 0;
   Shard* shard = nullptr;
@@ -181,7 +176,7 @@ struct LoadWork : engine::ReadOp, BackgroundWork {
   BufferWaiter waiter;
 };
 
-struct InstallWork : engine::InstallOp, BackgroundWork {
+struct InstallWork : engine::InstallOp {
   InstallWork* next_free = nullptr;
   uint32_t slot = 0;
   Shard* shard = nullptr;

@@ -17,6 +17,8 @@ namespace {
 constexpr uint64_t kTickUs = 20000;
 constexpr uint64_t kUnusedWorthALine = 64ull << 20;
 constexpr uint64_t kLongStepUs = 1000;
+// Of recovery, while clients are served: in a pass and to one server.
+constexpr size_t kGentleSendBytes = 256u << 10;
 constexpr uint64_t kShutDownUs = 10u * 1000000;
 
 // The clock of deadlines and resends: it goes on while the machine sleeps (docs/craq.md, Time).
@@ -89,6 +91,7 @@ Status Shard::open_all() {
   }
   store_ = std::move(*store);
   tell_choices();
+  io_->set_gate(this);
   target_ids_ = store_->identity().targets;
   FFS_TRY(buffers_, Buffers::create(*io_, config_.pool_bytes));
   regions_ =
@@ -158,8 +161,9 @@ void Shard::read_clock() {
 void Shard::io_pass() {
   const bool ops_free = !waiting_for_op_.empty() && requests_.used() < config_.max_ops;
   const bool busy = !to_read_.empty() || !completions_.empty() || fetch_head_ != nullptr || ops_free ||
-                    buffers_->can_serve();
-  io_->run_once(busy ? 0 : static_cast<int64_t>(kTickUs));
+                    buffers_->can_serve() || peers_->must_flush();
+  const uint64_t wait_us = io_->background_waits() ? background_.wait_us(now_us_) : kTickUs;
+  io_->run_once(busy ? 0 : static_cast<int64_t>(std::min(wait_us, kTickUs)));
   read_clock();
 }
 
@@ -169,21 +173,14 @@ void Shard::pass() {
   run_completions();
   if (!damages_.empty()) tell_damages();
   buffers_->serve_waiters();
-  if (background_head_ != nullptr) start_background();
   wake_waiting_sessions();
-  reading_.swap(to_read_);
-  for (Session* session : reading_) {
-    session->listed_to_read = false;
-    read_session(*session);
-    if (!session->open) end_session_if_unused(*session);
-  }
-  reading_.clear();
+  read_sessions();
   run_fetches();
   read_clock();
   run_completions();
   if (now_us_ - last_tick_us_ >= kTickUs) tick();
   flush_sessions();
-  peers_->flush();
+  peers_->flush(background_.clients_active(now_us_) ? kGentleSendBytes : SIZE_MAX);
   measure(started_us);
 }
 
@@ -197,13 +194,14 @@ void Shard::tick() {
   last_tick_us_ = now_us_;
   store_->tick(now_us_);
   const engine::StoreMetrics moved = store_->metrics();
-  share_.observe(moved.bytes_read + moved.bytes_written, now_us_);
+  background_.observe(moved.bytes_read + moved.bytes_written, now_us_);
   for (auto& [id, target] : targets_) {
     if (target->leaving) continue;
     event(*target, [&](craq::Replica& replica) { replica.on_tick(now_ms_, effects_); });
     look_for_news(*target);
   }
   if (!stopping_) scrub();
+  buffers_->pin_used();
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();
 }
@@ -307,6 +305,8 @@ int Shard::stop() {
 // --- the end ----------------------------------------------------------------------------------------
 
 void Shard::shut_down() {
+  io_->set_gate(nullptr);  // what waits for it goes now
+  buffers_->stop_pinning();
   peers_->close();
   for (io::Poll* poll : {&tcp_poll_, &local_poll_}) {
     if (poll->ready != nullptr && !poll->removed) io_->poll_remove(poll);
@@ -319,7 +319,9 @@ void Shard::shut_down() {
     return stages_.used() + smalls_.used() + loads_.used() + installs_.used() > loads_waiting() ||
            reads_under_way_ > 0 || !store_->idle() || !scrubber_->idle();
   };
-  auto busy = [&] { return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0; };
+  auto busy = [&] {
+    return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0 || buffers_->pinning();
+  };
   const uint64_t give_up_us = clock_us() + kShutDownUs;
   while (busy() && now_us_ < give_up_us) pass();
   if (busy()) {

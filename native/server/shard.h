@@ -23,12 +23,12 @@
 #include "engine/chunk_store.h"
 #include "ffs/wire.h"
 #include "io/io.h"
+#include "server/background.h"
 #include "server/buffers.h"
 #include "server/peers.h"
 #include "server/regions.h"
 #include "server/scrub.h"
 #include "server/session.h"
-#include "server/share.h"
 #include "server/slab.h"
 #include "server/spaces.h"
 
@@ -100,7 +100,7 @@ struct Failure {
   std::string line;
 };
 
-class Shard {
+class Shard : private io::Gate {
  public:
   // Starts the thread, which opens and recovers the device and binds port and socket. Blocks
   // until that is done. Null: *failure says why.
@@ -172,6 +172,7 @@ class Shard {
   static void on_accept(io::Poll* poll);
   void accept_all();
   static void on_session(io::Poll* poll);
+  void read_sessions();
   void read_session(Session& session);
   void list_to_read(Session& session);
   void list_to_flush(Session& session);
@@ -264,15 +265,14 @@ class Shard {
   void start_load(LoadWork* work);
   void end_load(LoadWork* work, craq::Outcome outcome);
   size_t loads_waiting() const;  // for buffers
-  void start_in_turn(BackgroundWork* work, bool background, uint32_t bytes);
-  void start_background();
+  // The gate of the device's background operations: Background decides, with the shard's clock.
+  Piece next(const std::array<uint32_t, io::kOpClasses>& wanted) override;
+  void ended(io::OpClass op_class, uint32_t bytes) override;
+  bool clients_wait() const;
   void scrub();
   void tell_damages();
   static void on_scrub_damage(void* owner, TargetId target, const ChunkKey& key, const Version& version);
   static std::optional<ChunkKey> on_scrub_compare(void* owner, TargetId target, const ChunkKey& from);
-  void end_background(const BackgroundWork& work);
-  std::optional<uint32_t> stored_bytes(const Target& target, const ChunkKey& key, const Version& version,
-                                       uint32_t length_bytes) const;
   SmallWork* take_small(Target& target, craq::OpId op);
 
   // --- transfer.cc: payloads and reads on their way
@@ -360,9 +360,7 @@ class Shard {
   Slab<SmallWork> smalls_;
   Slab<LoadWork> loads_;
   Slab<InstallWork> installs_;
-  SyncShare share_{config_.sync_share_percent};
-  BackgroundWork* background_head_ = nullptr;  // wait for their share
-  BackgroundWork* background_tail_ = nullptr;
+  Background background_{config_.sync_share_percent};
   std::unique_ptr<Scrubber> scrubber_;
   struct Damage {
     TargetId target;

@@ -93,11 +93,6 @@ struct Harness {
     options.overlay_bytes = 16u << 20;
     options.release_step_chunks = release_step_chunks;
     options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
-    if (space) {
-      options.discard = Discard::on;
-      options.discard_delay_us = 0;
-      options.compact_eagerly = true;
-    }
     auto opened = ChunkStore::open_file(*io, io->disk(), io->size_bytes(), options, mutants);
     if (!opened.ok()) return opened.error();
     store = std::move(opened.value());
@@ -235,7 +230,6 @@ struct Harness {
   uint32_t release_step_chunks = 128;
   uint64_t max_chunks = 0;
   uint64_t journal_bytes = 0;
-  bool space = false;  // discards at once, compacts whatever it can
 };
 
 }  // namespace ffs::engine::testing

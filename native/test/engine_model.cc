@@ -59,20 +59,12 @@ uint32_t Model::some_length() {
   }
 }
 
-// What slot is asked for. Large ones for small chunks: so there are slabs to empty and to discard.
-uint32_t Model::some_hint() {
-  if (options_.space) return random_() % 4 == 0 ? 4u << 20 : 8u << 20;
-  return random_() % 3 == 0 ? 200'000 : 0;
-}
-
 // ------------------------------------------------------------------------------ the loop
 
 void Model::start_one() {
   const uint64_t choice = random_() % 100;
   if (releasing_) {
     host_->tick();
-  } else if (options_.space && random_() % 8 == 0) {
-    start_compaction();
   } else if (options_.transfers && random_() % 5 == 0) {
     start_transfer();
   } else if (choice < 55) {

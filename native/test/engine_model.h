@@ -44,7 +44,7 @@ class SimHost final : public Host {
   explicit SimHost(Harness& h) : h_(h) {}
   ChunkStore& store() override { return *h_.store; }
   void pass() override { h_.io->run_once(0); }
-  void tick() override { h_.store->tick(h_.clock_us += h_.space ? 50'000 : 200); }
+  void tick() override { h_.store->tick(h_.clock_us += 200); }
   size_t moment() const override { return h_.io->log().size(); }
   bool damaged() const override { return h_.io->struck(); }
 
@@ -98,7 +98,7 @@ struct ModelOptions {
   uint64_t max_in_flight = 5;
   uint32_t max_bytes = 150'000;
   bool transfers = false;  // installs, erasures, resets, releases as well
-  bool space = false;      // slabs come free, are emptied by moves and discarded
+  bool space = false;      // chunks are moved together
   bool huge = false;       // now and then chunks of up to 16 MiB
   bool may_fill = false;   // ENOSPC is an answer
 };
@@ -153,14 +153,11 @@ class Model {
   void push_state(ModelChunk& chunk, ModelState state, size_t queued_at, bool reset = false);
   void settle(ModelChunk& chunk);
   uint32_t some_length();
-  uint32_t some_hint();
   // engine_model_updates.cc
   void start_update();
   void shape_update(StageOp& op, const Bytes& old, std::shared_ptr<std::vector<uint8_t>>* result,
                     std::vector<uint8_t>* data);
   void start_commit();
-  void commit_up_to(uint64_t key, size_t at, bool wait);
-  void start_compaction();
   void start_refusal();
   void start_read();
   void check_read(const Running& running);
