@@ -9,6 +9,7 @@ chains that get more of what is read again, or larger blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -54,28 +55,31 @@ def rebalance(
     quota: int, shares: Mapping[int, int], loads: Mapping[int, Load], slot: int = 0
 ) -> dict[int, int]:
     """One round, towards the chains that evict most. Takers are full and evict clearly more than the average;
-    givers evict clearly less, or have room that they don't use (their device may be what binds them). A chain
-    that nothing is known of neither takes nor gives."""
+    givers evict clearly less, or have room that they don't use (their device may be what binds them). Clearly
+    is a quarter, and three times what chance makes of that many blocks of a `slot`: a hash throws blocks at
+    chains. A chain that nothing is known of neither takes nor gives."""
     if not shares or quota <= 0:
         return dict(shares)
     count = len(shares)
     even, least = quota // count, least_share(quota, count, slot)
     step = max(1, even // STEP_PARTS)
     total = sum(load.evicted for load in loads.values())
+    mean = total // max(1, len(loads))
+    chance = 3 * math.isqrt(mean * slot)
     takes: dict[int, int] = {}
     gives: dict[int, int] = {}
     for chain in sorted(shares):
         load, share = loads.get(chain), shares[chain]
         if load is None:
             continue
-        evicted = load.evicted * count  # compared with the average times count
-        full = load.bytes * 20 >= share * 19
-        if full and evicted * 4 > total * 5 and load.evicted * NOISE_PARTS >= even:
+        full = load.bytes * 20 >= share * 19 or share - load.bytes < 2 * slot
+        much = load.evicted * 4 > mean * 5 and load.evicted - mean > chance
+        if full and much and load.evicted * NOISE_PARTS >= even:
             takes[chain] = step
-        elif evicted * 4 < total * 3:
+        elif load.evicted * 4 < mean * 3 and mean - load.evicted > chance:
             gives[chain] = max(0, min(step, share - least))
         elif not full:
-            gives[chain] = max(0, min(step, share - least, share - load.bytes * 20 // 19))
+            gives[chain] = max(0, min(step, share - least, share - load.bytes * 20 // 19 - 2 * slot))
     moved = min(sum(takes.values()), sum(gives.values()))
     if not moved:
         return dict(shares)

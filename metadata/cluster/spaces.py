@@ -39,6 +39,8 @@ from metadata.kv.contract import Snapshot, Store, Transaction, after
 log = logging.getLogger("ffs.meta.spaces")
 
 ROUND_S: Final = 10.0  # between two rounds of rebalancing
+ROUND_BLOCKS: Final = 100  # that chains of a space evict on average, before it is judged,
+ROUND_MAX_S: Final = 600.0  # or so long
 SHARES: Final = b"cQ"
 POLICIES_OF_NODE: Final = 200_000  # more than that don't fit into a message
 SPACES_A_TRANSACTION: Final = 200
@@ -92,6 +94,7 @@ class Spaces:
         self._pending: set[int] = set()  # spaces whose table isn't known here yet
         self._use: dict[int, _Use] = {}  # by node
         self._evicted: dict[tuple[int, int], int] = {}  # (target, space) -> counter at the last round
+        self._since: dict[int, float] = {}  # space -> the counters at the last round are of then
         self._round_s = 0.0
         self._generation = 0  # grows with every change of a policy
         self._made: dict[int, tuple[int, frozenset[int], SpaceConfig]] = {}  # by node
@@ -115,6 +118,7 @@ class Spaces:
         self._shares, self._pending = {}, set()
         self._use.clear()
         self._evicted.clear()
+        self._since.clear()
         self._made.clear()
         self._too_many.clear()
         self._round_s = self._now_s()
@@ -208,6 +212,8 @@ class Spaces:
         gone = old.keys() - index.spaces.keys()
         for key in [key for key in self._evicted if key[1] in gone]:
             del self._evicted[key]
+        for space in gone:
+            self._since.pop(space, None)
         if split_now or gone:
             self._tell()
             log.info("policies of %d KV spaces", len(index.spaces))
@@ -270,18 +276,25 @@ class Spaces:
     def _rebalance(self) -> None:
         uses = self._uses()
         moved = False
+        now = self._now_s()
         for space, entry in self._index.spaces.items():
             shares, quota = self._shares.get(space), entry.kv.quota_bytes
             if not shares or not quota:
                 continue
-            loads = self._loads(space, shares, uses.get(space, {}))
-            after_it = rebalance(quota, shares, loads, slot_bytes(entry.kv.block_bytes))
-            if after_it != shares:
-                self._shares[space] = after_it
-                moved = True
-        for space, of_targets in uses.items():
+            slot, of_targets = slot_bytes(entry.kv.block_bytes), uses.get(space, {})
+            loads = self._loads(space, shares, of_targets)
+            since = self._since.setdefault(space, now)
+            enough = sum(load.evicted for load in loads.values()) >= ROUND_BLOCKS * slot * len(loads)
+            if enough or now - since >= ROUND_MAX_S:
+                after_it = rebalance(quota, shares, loads, slot)
+                if after_it != shares:
+                    self._shares[space] = after_it
+                    moved = True
+                self._since[space] = now
+                for target, said in of_targets.items():
+                    self._evicted[target, space] = said.evicted_bytes
             for target, said in of_targets.items():
-                self._evicted[target, space] = said.evicted_bytes
+                self._evicted.setdefault((target, space), said.evicted_bytes)
         if moved:
             self._tell()
 

@@ -125,11 +125,31 @@ def test_a_share_reaches_the_least_and_stays_there() -> None:
     assert shares == {1: 6400 - 3 * least, 2: least, 3: least, 4: least}
 
 
+def test_chance_moves_nothing() -> None:
+    """Blocks that a hash throws at chains, evicted as they come: shares stay about where they are."""
+    rng = random.Random(3)
+    slot, count = 1000, 30
+    quota = count * 50 * slot
+    shares = even = split(quota, range(count), {}, slot)
+    for _ in range(100):
+        thrown = [0] * count
+        for _ in range(count * 100):
+            thrown[rng.randrange(count)] += slot
+        loads = {chain: Load(shares[chain], thrown[chain]) for chain in shares}
+        shares = rebalance(quota, shares, loads, slot)
+    assert max(abs(shares[chain] - even[chain]) for chain in shares) <= 50 * slot // 8
+    blind = even
+    for _ in range(100):
+        loads = {chain: Load(blind[chain], rng.randrange(70, 130) * slot) for chain in blind}
+        blind = rebalance(quota, blind, loads)  # without a slot every difference counts
+    assert max(abs(blind[chain] - even[chain]) for chain in blind) > 50 * slot // 4
+
+
 def test_no_share_falls_below_a_slot() -> None:
     slot = 1000
     shares = split(6000, [1, 2, 3, 4], {}, slot)
     for _ in range(200):
-        loads = {chain: Load(share, 500 if chain == 1 else 0) for chain, share in shares.items()}
+        loads = {chain: Load(share, 500_000 if chain == 1 else 0) for chain, share in shares.items()}
         shares = rebalance(6000, shares, loads, slot)
     assert shares == {1: 3000, 2: 1000, 3: 1000, 4: 1000}
     assert split(6000, [1, 2, 3, 4], shares, slot) == shares
