@@ -88,7 +88,10 @@ Background::Piece Background::start(Piece piece, bool active, uint64_t now_us) {
   turn_now_ = turn_[index];
   turn_[index] += cost / kWeights[index];
   bytes_[index] += piece.bytes;
-  if (active) tokens_ -= static_cast<int64_t>(cost);
+  if (active) {
+    const int64_t most_debt = static_cast<int64_t>(rate_bytes_per_s()) * kDebtUs / 1'000'000;
+    tokens_ = std::max(tokens_ - static_cast<int64_t>(cost), -most_debt);
+  }
   last_piece_us_ = now_us;
   if (held_since_us_ != 0) held_us_ += now_us - held_since_us_;
   held_since_us_ = 0;

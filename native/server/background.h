@@ -75,6 +75,7 @@ class Background {
   static constexpr uint64_t kLeastDeviceBytesPerS = 100u << 20;
   static constexpr uint32_t kLeastCostBytes = 16 * 1024;  // small ones cost a device operation too
   static constexpr int64_t kBurstUs = 5'000;
+  static constexpr int64_t kDebtUs = 100'000;  // what was urgent holds up the rest no longer than this
   static constexpr uint64_t kQuietUs = 5'000;  // after the last piece a read that begins meets none of it
   static constexpr uint64_t kPauseUs = 100'000;
   static constexpr uint64_t kPauseEveryUs = 5'000'000;
