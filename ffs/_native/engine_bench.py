@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Final, Self
 
 from ffs._native.lib import check, ffi, lib
 from ffs.errors import BadHandle, InvalidArgument
 
-__all__ = ["EngineBench", "EngineCount", "EngineFacts"]
+__all__ = ["EngineBench", "EngineCount", "EngineFacts", "Scale", "measure_scale"]
 
 _WORK: Final = {"read": 0, "write": 1, "overwrite": 2}
 _BESIDE: Final = {"": 0, "snapshots": 1, "compaction": 2}
@@ -31,13 +31,35 @@ class EngineCount:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """`heap_bytes`: of this process; `index_bytes`: the store's own count for its chunks;
-    `data_offset`: where chunks begin in its file, to within 16 MiB."""
+    """`data_offset`: where chunks begin in its file, to within 16 MiB."""
 
     chunks: int
-    heap_bytes: int
-    index_bytes: int
     data_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A store with many chunks of 1 MiB. `memory_bytes` is the store's own count, `resident_bytes` the
+    process's difference to the same store without chunks."""
+
+    chunks: int
+    memory_bytes: int
+    resident_bytes: int
+    open_us: int
+    open_cpu_us: int
+    snapshot_us: int
+    snapshot_bytes: int
+    longest_step_us: int
+    longest_pass_cpu_us: int
+
+
+def measure_scale(path: str | os.PathLike[str], chunks: int) -> Scale:
+    """In a sparse file at `path`, removed at the end. For a process of its own. Blocks for seconds."""
+    report = ffi.new("ffs_engine_bench_scale_report*")
+    report.struct_size = ffi.sizeof("ffs_engine_bench_scale_report")
+    name = ffi.new("char[]", os.fsencode(path))
+    check(lib.ffs_engine_bench_scale(name, chunks, report))
+    return Scale(**{item.name: int(getattr(report, item.name)) for item in fields(Scale)})
 
 
 class EngineBench:
@@ -74,10 +96,9 @@ class EngineBench:
             raise BadHandle("this engine is closed")
         return self._raw
 
-    def fill(self, first: int, count: int, stored_bytes: int, length: int | None = None) -> None:
-        """Chunks number first .. first + count - 1; beyond `stored_bytes` a reader sees zeros."""
-        whole = stored_bytes if length is None else length
-        check(lib.ffs_engine_bench_fill(self._handle(), first, count, stored_bytes, whole))
+    def fill(self, first: int, count: int, chunk_bytes: int) -> None:
+        """Makes chunks number first .. first + count - 1."""
+        check(lib.ffs_engine_bench_fill(self._handle(), first, count, chunk_bytes))
 
     def thin(self, keep: int) -> None:
         """Removes all chunks but every `keep`-th."""
@@ -122,19 +143,15 @@ class EngineBench:
             longest_operation_us=int(count.longest_operation_us),
         )
 
-    def reopen(self, *, crash: bool = False) -> float:
-        """Opens the store anew, after closing it or as it is; the seconds that opening took."""
-        elapsed_ns = ffi.new("uint64_t*")
-        check(lib.ffs_engine_bench_reopen(self._handle(), crash, elapsed_ns))
-        return int(elapsed_ns[0]) / 1e9
+    def reopen(self) -> None:
+        """Closes the store and opens it again: its counters start anew."""
+        check(lib.ffs_engine_bench_reopen(self._handle()))
 
     def facts(self) -> EngineFacts:
         facts = ffi.new("ffs_engine_bench_fact_sheet*")
         facts.struct_size = ffi.sizeof("ffs_engine_bench_fact_sheet")
         check(lib.ffs_engine_bench_facts(self._handle(), facts))
-        return EngineFacts(
-            int(facts.chunks), int(facts.heap_bytes), int(facts.index_bytes), int(facts.data_offset)
-        )
+        return EngineFacts(int(facts.chunks), int(facts.data_offset))
 
     def close(self) -> None:
         if self._raw is not None:

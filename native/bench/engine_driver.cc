@@ -1,6 +1,5 @@
 #include "bench/engine_driver.h"
 
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -69,30 +68,23 @@ class Driver final : public EngineDriver {
     return open_store();
   }
 
-  Status fill(uint64_t first, uint64_t count, uint32_t stored_bytes, uint32_t length) override {
-    if (stored_bytes == 0 || stored_bytes > kMaxBlockBytes || length < stored_bytes ||
-        length > kMaxChunkBytes)
-      return Error::of(EINVAL, "a chunk stores at least a byte and is at most 16 MiB long");
+  Status fill(uint64_t first, uint64_t count, uint32_t bytes) override {
+    if (count == 0 || bytes == 0 || bytes > kMaxBlockBytes)
+      return Error::of(EINVAL, "a chunk has at least a byte and at most 16 MiB");
     if (first != versions_.size()) return Error::of(EINVAL, "chunks are made in the order of their numbers");
-    if (!versions_.empty() && length != chunk_bytes_) return Error::of(EINVAL, "all chunks are equally long");
-    FFS_TRY_STATUS(make_memory(stored_bytes));
-    chunk_bytes_ = length;
+    if (!versions_.empty() && bytes != chunk_bytes_) return Error::of(EINVAL, "all chunks are equally long");
+    FFS_TRY_STATUS(make_memory(bytes));
+    chunk_bytes_ = bytes;
     versions_.resize(first + count, 0);
     alive_.resize(first + count);
     for (uint64_t i = first; i < first + count; i++) alive_[i] = i;
     EngineLoad load;
     load.work = EngineWork::write;
-    load.block_bytes = stored_bytes;
+    load.block_bytes = bytes;
     load.depth =
         std::min<uint32_t>(options_.depth, static_cast<uint32_t>(std::min<uint64_t>(count, kMaxDepth)));
     cursor_ = first;
-    FFS_TRY_STATUS(drive(load, 0, count));
-    if (length == stored_bytes) return ok_status();
-    cursor_ = first;
-    kind_ = engine::UpdateKind::truncate;
-    Status extended = drive(load, 0, count);
-    kind_ = engine::UpdateKind::replace;
-    return extended;
+    return drive(load, 0, count);
   }
 
   Status thin(uint32_t keep) override {
@@ -132,25 +124,16 @@ class Driver final : public EngineDriver {
     return count;
   }
 
-  Result<uint64_t> reopen(bool crash) override {
-    Status closed = crash ? make_durable() : store_->close();
+  Status reopen() override {
+    const Status closed = store_->close();
     store_.reset();
     FFS_TRY_STATUS(closed);
-    ::malloc_trim(0);
-    const uint64_t begin = now_ns();
-    FFS_TRY_STATUS(open_store());
-    return now_ns() - begin;
+    return open_store();
   }
 
   EngineFacts facts() const override {
-    EngineFacts facts;
     const engine::Capacity capacity = store_->capacity();
-    facts.chunks = capacity.chunks;
-    const struct mallinfo2 heap = ::mallinfo2();
-    facts.heap_bytes = heap.uordblks + heap.hblkhd;
-    facts.index_bytes = store_->metrics().memory_bytes;
-    facts.data_offset = options_.size_bytes - capacity.capacity_bytes;
-    return facts;
+    return {capacity.chunks, options_.size_bytes - capacity.capacity_bytes};
   }
 
  private:
@@ -248,16 +231,6 @@ class Driver final : public EngineDriver {
     return ok_status();
   }
 
-  Status make_durable() {
-    engine::StoreOp op;
-    bool done = false;
-    op.owner = &done;
-    op.done = [](engine::StoreOp* ended_op) { *static_cast<bool*>(ended_op->owner) = true; };
-    store_->flush(&op);
-    while (!done) io_->run_once(static_cast<int64_t>(kTickNs / 1000));
-    return op.error == 0 ? ok_status() : Status(Error::of(op.error, op.what));
-  }
-
   void beside() {
     if (load_.beside == EngineBeside::snapshots) store_->start_snapshot();
     if (load_.beside == EngineBeside::compaction && store_->compaction_need() != engine::SpaceNeed::none &&
@@ -307,7 +280,7 @@ class Driver final : public EngineDriver {
     op.kind = load_.work == EngineWork::write ? engine::UpdateKind::replace : engine::UpdateKind::write;
     if (op.kind == engine::UpdateKind::replace) op.kind = kind_;
     op.offset = offset;
-    op.length = op.kind == engine::UpdateKind::truncate ? chunk_bytes_ : load_.block_bytes;
+    op.length = load_.block_bytes;
     op.data = memory_.data() + slot->number * stride_;
     op.region = load_.plain ? io::Region{} : region_;
     op.tail_padded = load_.block_bytes % 4096 == 0;

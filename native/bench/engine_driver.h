@@ -45,23 +45,19 @@ struct EngineCount {
 
 struct EngineFacts {
   uint64_t chunks = 0;
-  uint64_t heap_bytes = 0;   // what the heap of this process holds
-  uint64_t index_bytes = 0;  // the store's own count: records, checksums, hash table
   uint64_t data_offset = 0;  // on the device, to within a slab: chunks lie from here on
 };
 
 class EngineDriver {
  public:
   virtual ~EngineDriver() = default;
-  // Chunks of `stored_bytes` each, `length` long to a reader (the rest are zeros): numbers first ..
-  // first + count - 1.
-  virtual Status fill(uint64_t first, uint64_t count, uint32_t stored_bytes, uint32_t length) = 0;
+  // Chunks number first .. first + count - 1, of `bytes` each.
+  virtual Status fill(uint64_t first, uint64_t count, uint32_t bytes) = 0;
   // Removes all chunks but every `keep`-th: the rest lie thinly in their slabs, for compaction.
   virtual Status thin(uint32_t keep) = 0;
   virtual Result<EngineCount> run(const EngineLoad& load, uint32_t duration_ms) = 0;
-  // Opens the store again, after closing it (a snapshot is all that start-up reads) or, `crash`, as it
-  // is (a journal is replayed). Returns the nanoseconds that opening took.
-  virtual Result<uint64_t> reopen(bool crash) = 0;
+  // Closes the store and opens it again: its counters start anew.
+  virtual Status reopen() = 0;
   virtual EngineFacts facts() const = 0;
 };
 

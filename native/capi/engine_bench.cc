@@ -4,7 +4,9 @@
 #include "bench/engine_driver.h"
 #include "capi/error.h"
 #include "engine/chunk_store.h"
+#include "engine/scale.h"
 #include "ffs/ffs.h"
+#include "io/io.h"
 
 struct ffs_engine_bench {
   std::unique_ptr<ffs::bench::EngineDriver> driver;
@@ -43,9 +45,8 @@ int ffs_engine_bench_open(const ffs_engine_bench_options* options, ffs_engine_be
   return 0;
 }
 
-int ffs_engine_bench_fill(ffs_engine_bench* bench, uint64_t first, uint64_t count, uint32_t stored_bytes,
-                          uint32_t length) {
-  const auto status = bench->driver->fill(first, count, stored_bytes, length);
+int ffs_engine_bench_fill(ffs_engine_bench* bench, uint64_t first, uint64_t count, uint32_t bytes) {
+  const auto status = bench->driver->fill(first, count, bytes);
   return status.ok() ? 0 : fail(status.error(), bench, "filling");
 }
 
@@ -78,14 +79,11 @@ int ffs_engine_bench_run(ffs_engine_bench* bench, const ffs_engine_bench_load* l
   return 0;
 }
 
-int ffs_engine_bench_reopen(ffs_engine_bench* bench, uint32_t crash, uint64_t* elapsed_ns) {
-  const auto took = bench->driver->reopen(crash != 0);
-  if (!took.ok()) {
-    return fail(took.error(), bench,
-                ("opening again: " + ffs::engine::ChunkStore::last_open_message()).c_str());
-  }
-  *elapsed_ns = *took;
-  return 0;
+int ffs_engine_bench_reopen(ffs_engine_bench* bench) {
+  const auto status = bench->driver->reopen();
+  if (status.ok()) return 0;
+  return fail(status.error(), bench,
+              ("opening again: " + ffs::engine::ChunkStore::last_open_message()).c_str());
 }
 
 int ffs_engine_bench_thin(ffs_engine_bench* bench, uint32_t keep) {
@@ -98,9 +96,29 @@ int ffs_engine_bench_facts(ffs_engine_bench* bench, ffs_engine_bench_fact_sheet*
     return ffs::capi::fail(EINVAL, "engine bench: the facts need their struct_size");
   const auto facts = bench->driver->facts();
   out->chunks = facts.chunks;
-  out->heap_bytes = facts.heap_bytes;
-  out->index_bytes = facts.index_bytes;
   out->data_offset = facts.data_offset;
+  return 0;
+}
+
+int ffs_engine_bench_scale(const char* path, uint64_t chunks, ffs_engine_bench_scale_report* out) {
+  if (path == nullptr || out == nullptr || out->struct_size < sizeof(ffs_engine_bench_scale_report))
+    return ffs::capi::fail(EINVAL, "engine bench: a path and a report with its struct_size are needed");
+  auto io = ffs::io::Io::create(ffs::io::Options());
+  if (!io.ok()) return ffs::capi::fail(io.error(), "engine bench: input and output");
+  const auto report = ffs::engine::measure_scale(**io, path, chunks);
+  if (!report.ok()) {
+    return ffs::capi::fail(report.error(), std::string("engine bench on ") + path + ", many chunks (" +
+                                               ffs::engine::ChunkStore::last_open_message() + ")");
+  }
+  out->chunks = report->chunks;
+  out->memory_bytes = report->memory_bytes;
+  out->resident_bytes = report->resident_bytes;
+  out->open_us = report->open_us;
+  out->open_cpu_us = report->open_cpu_us;
+  out->snapshot_us = report->snapshot_us;
+  out->snapshot_bytes = report->snapshot_bytes;
+  out->longest_step_us = report->longest_step_us;
+  out->longest_pass_cpu_us = report->longest_pass_cpu_us;
   return 0;
 }
 

@@ -7,13 +7,16 @@ a disk and on tmpfs, where O_DIRECT costs no device time, so that what the proce
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ffs._native.engine_bench import EngineBench
+from ffs._native.engine_bench import EngineBench, Scale
 from ffs.cli.benchmark.engine_cases import (
     BESIDE_COMPACTION,
     CASES,
@@ -27,10 +30,10 @@ from ffs.cli.benchmark.engine_cases import (
 from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
 from ffs.cli.benchmark.protocol import alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
+from ffs.errors import FfsError
 
 MEMORY_LIMIT_BYTES = 192  # a chunk of 1 MiB
 START_LIMIT_S = 5.0  # of a target with a million chunks
-SMALL_BYTES = 4096  # stored, of each of the many chunks
 SLAB_BYTES = 16 * MIB
 DEPTH = 64
 
@@ -69,13 +72,9 @@ class Suite:
             yield from self._start_up(names, say)
 
     def _engine(self, place: str) -> EngineBench:
-        # A quarter beyond what is stored, for overwrites that wait for their flush.
-        data = self.region_bytes * 5 // 4 // SLAB_BYTES * SLAB_BYTES
-        return EngineBench(
-            self.directories[place] / "engine",
-            size_bytes=data + self.region_bytes // 8 + 64 * MIB,
-            depth=DEPTH,
-        )
+        # A quarter beyond what is stored, for the slots of overwritten chunks that wait for their flush.
+        size = max(self.region_bytes * 5 // 4, 14 * SLAB_BYTES) + self.region_bytes // 8 + 64 * MIB
+        return EngineBench(self.directories[place] / "engine", size_bytes=size, depth=DEPTH)
 
     def _floor(self, engine: EngineBench | None, case: EngineCase, place: str) -> FloorSpec:
         """Reads go to the engine's own file, the same blocks: no luck of placement between the two."""
@@ -142,7 +141,7 @@ class Suite:
 
     def _compaction(self, place: str) -> Result:
         """Reads of what is left when most chunks of a nearly full device were removed, while it is packed."""
-        size = self.region_bytes + self.region_bytes // 8 + 64 * MIB
+        size = max(self.region_bytes, 14 * SLAB_BYTES) + self.region_bytes // 8 + 64 * MIB
         small = MIB // 16
         with EngineBench(
             self.directories[place] / "engine",
@@ -159,40 +158,39 @@ class Suite:
     # --- many chunks --------------------------------------------------------------------------------
 
     def _start_up(self, names: frozenset[str], say: Callable[[str], None]) -> Iterator[Result]:
-        """Chunks of 1 MiB to a reader, of which 4 KiB are stored and the rest is zeros: all that memory
-        and start-up depend on is that of full ones (16 checksums, a slot), but not the time to write them."""
-        data = (self.chunks * SMALL_BYTES // SLAB_BYTES + 8) * SLAB_BYTES
-        # Room for two snapshots and a journal, at 320 bytes a chunk and a record.
-        size = data + self.chunks * 320 * 4 + data // 16 + 64 * MIB
-        size = size // SLAB_BYTES * SLAB_BYTES
-        say(f"start-up: making {self.chunks} chunks")
-        with EngineBench(
-            self.directories["disk"] / "many", size_bytes=size, depth=1024, max_chunks=self.chunks + 1024
-        ) as engine:
-            empty = engine.facts()
-            engine.fill(0, self.chunks, SMALL_BYTES, MIB)
-            journal_s = engine.reopen(crash=True)
-            seconds = engine.reopen()
-            facts = engine.facts()
-        heap = (facts.heap_bytes - empty.heap_bytes) / self.chunks
-        counted = facts.index_bytes / self.chunks
-        limit = START_LIMIT_S * self.chunks / 1e6
+        """What many chunks take, in a process of its own. The floor is the limit: `ratio` is how far below."""
+        say(f"start-up of {self.chunks} chunks")
+        code = (
+            "import dataclasses, json, sys\n"
+            "from ffs._native.engine_bench import measure_scale\n"
+            "print(json.dumps(dataclasses.asdict(measure_scale(sys.argv[1], int(sys.argv[2])))))\n"
+        )
+        path = str(self.directories["disk"] / "many")
+        done = subprocess.run(
+            [sys.executable, "-c", code, path, str(self.chunks)], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise FfsError(f"measuring {self.chunks} chunks: {done.stderr.strip().splitlines()[-1:]}")
+        scale = Scale(**json.loads(done.stdout))
+        counted, resident = scale.memory_bytes / scale.chunks, scale.resident_bytes / scale.chunks
+        opened = scale.open_us / 1e6
         for name, ours, most, unit, more in (
-            ("memory-per-chunk", heap, MEMORY_LIMIT_BYTES, "bytes", {"counted": round(counted, 1)}),
-            ("start-up", seconds, limit, "s", {}),
-            ("start-up-journal", journal_s, limit, "s", {}),
+            ("memory-per-chunk", counted, MEMORY_LIMIT_BYTES, "bytes", {"resident": round(resident, 1)}),
+            (
+                "start-up",
+                opened,
+                START_LIMIT_S * self.chunks / 1e6,
+                "s",
+                {
+                    "cpu_s": round(scale.open_cpu_us / 1e6, 3),
+                    "snapshot_s": round(scale.snapshot_us / 1e6, 3),
+                    "snapshot_longest_step_us": scale.longest_step_us,
+                },
+            ),
         ):
             if name in names:
-                yield Result(
-                    name,
-                    ours,
-                    most,
-                    most / ours if ours > 0 else 0.0,
-                    unit,
-                    1,
-                    None if name == "start-up-journal" else 1.0,
-                    more={"chunks": self.chunks, **more},
-                )
+                ratio = most / ours if ours > 0 else 0.0
+                yield Result(name, ours, most, ratio, unit, 1, 1.0, more={"chunks": self.chunks, **more})
 
 
 def _machine() -> dict[str, object]:

@@ -49,7 +49,7 @@ CASES = (
 BESIDE_COMPACTION = EngineCase(
     "read-4k-compaction", "read", 4096, 32, (None, None), random=True, beside="compaction"
 )
-START_UP = ("memory-per-chunk", "start-up", "start-up-journal")
+START_UP = ("memory-per-chunk", "start-up")
 
 NAMES = (
     *(case.full_name(place) for place in PLACES for case in (*CASES, BESIDE_COMPACTION)),

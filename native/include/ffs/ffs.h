@@ -529,24 +529,36 @@ typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
   uint64_t chunks;
-  uint64_t heap_bytes;       /* of the process */
-  uint64_t index_bytes;      /* what the store counts for its chunks */
   uint64_t data_offset;      /* where chunks begin on the device, to within 16 MiB */
 } ffs_engine_bench_fact_sheet;
 /* Format, open. The calling thread is the engine's: all other calls come from it. All block. */
 int ffs_engine_bench_open(const ffs_engine_bench_options *options, ffs_engine_bench **out);
-/* Chunks number first .. first + count - 1, `length` bytes to a reader of which stored_bytes are stored. */
-int ffs_engine_bench_fill(ffs_engine_bench *bench, uint64_t first, uint64_t count, uint32_t stored_bytes,
-                          uint32_t length);
+/* Chunks number first .. first + count - 1, of `bytes` each. */
+int ffs_engine_bench_fill(ffs_engine_bench *bench, uint64_t first, uint64_t count, uint32_t bytes);
 /* Removes all chunks but every keep-th. */
 int ffs_engine_bench_thin(ffs_engine_bench *bench, uint32_t keep);
 /* Keeps the depth for about duration_ms, then lets it drain. */
 int ffs_engine_bench_run(ffs_engine_bench *bench, const ffs_engine_bench_load *load, uint32_t duration_ms,
                          ffs_engine_bench_count *out);
-/* Opens the store anew: after a close, or (crash) without one. Stores how long opening took. */
-int ffs_engine_bench_reopen(ffs_engine_bench *bench, uint32_t crash, uint64_t *elapsed_ns);
+/* Closes the store and opens it anew: its counters start again. */
+int ffs_engine_bench_reopen(ffs_engine_bench *bench);
 int ffs_engine_bench_facts(ffs_engine_bench *bench, ffs_engine_bench_fact_sheet *out);
 void ffs_engine_bench_close(ffs_engine_bench *bench);
+
+typedef struct {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t chunks;
+  uint64_t memory_bytes;     /* what the store counts for its chunks */
+  uint64_t resident_bytes;   /* of the process, more than with the same store without chunks */
+  uint64_t open_us, open_cpu_us;
+  uint64_t snapshot_us, snapshot_bytes;
+  uint64_t longest_step_us, longest_pass_cpu_us; /* while a snapshot is written */
+} ffs_engine_bench_scale_report;
+/* A store with so many chunks of 1 MiB, of which only the records are there, in a sparse file that is
+ * removed at the end: what they take, how long opening takes. In a process of its own, as resident memory
+ * is found by difference. Blocks for seconds. */
+int ffs_engine_bench_scale(const char *path, uint64_t chunks, ffs_engine_bench_scale_report *out);
 
 /* CFFI END */
 
