@@ -64,7 +64,7 @@ bool Recovery::later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t
     }
     BlockHeader header;
     if (check_block(bytes.value(), available, kJournalMagic, super_.store_id, &header) &&
-        header.mark >= sequence)
+        header.mark >= sequence && header.mark < header.sequence)
       return true;
   }
   return false;
@@ -83,7 +83,8 @@ Status Recovery::scan_journal() {
     FFS_TRY(const uint8_t* bytes, journal_bytes(offset, available));
     BlockHeader header;
     bool valid = check_block(bytes, available, kJournalMagic, super_.store_id, &header) &&
-                 header.sequence == expected && header.incarnation >= lowest;
+                 header.sequence == expected && header.mark < expected && header.incarnation >= lowest &&
+                 header.first_record >= head_.record && header.first_record < kMostRecords;
     uint64_t span = valid ? header.span_blocks * kBlock : 0;
     bool padding = valid && (header.flags & kBlockIsPadding) != 0;
     if (valid && (padding ? offset + span != super_.journal_bytes : offset + span > super_.journal_bytes))
