@@ -16,6 +16,7 @@ namespace {
 int fail_device(const ffs::Error& error, const char* path) {
   const std::string& message = ffs::engine::ChunkStore::last_open_message();
   const int code = error.code == EMEDIUMTYPE ? ENOMEDIUM : error.code == EXDEV ? EPROTO : error.code;
+  if (message.starts_with(path)) return ffs::capi::fail(code, "device %s", message.c_str());
   if (!message.empty()) return ffs::capi::fail(code, "device %s: %s", path, message.c_str());
   return ffs::capi::fail(code, "device %s: %s (%s)", path, error.what != nullptr ? error.what : "failed",
                          std::strerror(error.code));

@@ -15,6 +15,8 @@ namespace ffs::engine {
 
 namespace {
 
+constexpr uint32_t kInUseWaitMs = 200;  // somebody waits for the answer
+
 // The next key in order; false: there is none.
 bool step(ChunkKey* key) {
   for (size_t i = key->bytes.size(); i-- > 0;) {
@@ -97,7 +99,7 @@ class OfflineStore {
 };
 
 Status OfflineStore::open(const std::string& path, const Uuid& cluster, std::vector<SlotClash>* clashes) {
-  auto opened = io::open_device(path, io::Access::read_only);
+  auto opened = io::open_device(path, io::Access::read_only, kInUseWaitMs);
   if (!opened.ok()) {
     const std::string user = opened.error().code == EBUSY ? io::in_use(path) : std::string();
     return open_error(opened.error().code, opened.error().what, "%s",
@@ -273,10 +275,10 @@ bool means_damage(int code) {
   return code == EBADMSG || code == EIO || code == ENOSPC;
 }
 
-void refused(CheckReport* report, const Error& error) {
-  const std::string why = ChunkStore::last_open_message().empty()
-                              ? std::string(error.what != nullptr ? error.what : std::strerror(error.code))
-                              : ChunkStore::last_open_message();
+void refused(CheckReport* report, const std::string& path, const Error& error) {
+  std::string why = ChunkStore::last_open_message();
+  if (why.empty()) why = error.what != nullptr ? error.what : std::strerror(error.code);
+  if (why.starts_with(path + ": ")) why.erase(0, path.size() + 2);
   if (!means_damage(error.code)) {
     report->verdict = Verdict::unjudged;
     report->reason = why;
@@ -306,7 +308,7 @@ CheckReport check_device(const std::string& path, const CheckOptions& options) {
   CheckReport report;
   Status outside = describe_outside(path, &report.state);
   if (!outside.ok()) {
-    refused(&report, outside.error());
+    refused(&report, path, outside.error());
     return report;
   }
   bool whole[2];
@@ -315,7 +317,7 @@ CheckReport check_device(const std::string& path, const CheckOptions& options) {
   OfflineStore opened;
   Status open = opened.open(path, report.state.identity.cluster, &clashes);
   if (!open.ok()) {
-    refused(&report, open.error());
+    refused(&report, path, open.error());
     return report;
   }
   opened.describe(&report.state);

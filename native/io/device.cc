@@ -61,20 +61,26 @@ namespace {
 
 // A process that was killed with an io_uring keeps its files for a moment after it is gone: the
 // kernel takes the ring apart in the background. So a device in use is asked for again.
+uint64_t now_ms() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1'000'000;
+}
+
 template <typename Try>
-int try_for_a_while(Try attempt) {
-  constexpr int kAttempts = 100;
+int try_for_a_while(uint32_t wait_ms, Try attempt) {
   constexpr timespec kPause{0, 20'000'000};
+  const uint64_t end = now_ms() + wait_ms;
   int error = attempt();
-  for (int i = 1; i < kAttempts && (error == EBUSY || error == EWOULDBLOCK); i++) {
+  while ((error == EBUSY || error == EWOULDBLOCK) && now_ms() < end) {
     ::nanosleep(&kPause, nullptr);
     error = attempt();
   }
   return error;
 }
 
-int lock_device(int fd) {
-  return try_for_a_while([fd] { return ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; });
+int lock_device(int fd, uint32_t wait_ms) {
+  return try_for_a_while(wait_ms, [fd] { return ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; });
 }
 
 }  // namespace
@@ -85,7 +91,7 @@ std::string in_use(const std::string& path) {
   return user_of(status.st_rdev);
 }
 
-Result<Device> open_device(const std::string& path, Access access) {
+Result<Device> open_device(const std::string& path, Access access, uint32_t wait_ms) {
   struct stat status;
   if (::stat(path.c_str(), &status) != 0) return Error::of(errno, "no such device or file");
   bool block = S_ISBLK(status.st_mode);
@@ -95,14 +101,14 @@ Result<Device> open_device(const std::string& path, Access access) {
   const int flags =
       (access == Access::read_only ? O_RDONLY : O_RDWR) | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0);
   Fd fd;
-  int error = try_for_a_while([&] {
+  int error = try_for_a_while(wait_ms, [&] {
     fd.reset(::open(path.c_str(), flags));
     return fd.valid() ? 0 : errno;
   });
   if (error == EINVAL) return Error::of(EINVAL, "the file system of this path has no O_DIRECT");
   if (error == EBUSY) return Error::of(EBUSY, "the device is in use (mounted or claimed)");
   if (error != 0) return Error::of(error, "opening the device");
-  error = lock_device(fd.get());
+  error = lock_device(fd.get(), wait_ms);
   if (error != 0)
     return Error::of(error == EWOULDBLOCK ? EBUSY : error, "the device is in use by another process");
   FFS_TRY(Device device, facts_of(fd.get()));
@@ -177,7 +183,7 @@ Status make_device_file(const std::string& path, uint64_t size_bytes, bool spars
     return Error::of(
         errno, errno == EINVAL ? "the file system of this path has no O_DIRECT" : "making the device file");
   }
-  if (lock_device(fd.get()) != 0) return Error::of(EBUSY, "the device file is in use");
+  if (lock_device(fd.get(), kInUseWaitMs) != 0) return Error::of(EBUSY, "the device file is in use");
   Status filled = fill(fd.get(), 0, size_bytes, sparse);
   if (!filled.ok() && made) ::unlink(path.c_str());
   return filled;

@@ -23,10 +23,14 @@ struct Device {
 
 enum class Access : uint8_t { read_write, read_only };
 
+// A process that was killed may hold its devices for a moment: so long one in use is asked again.
+constexpr uint32_t kInUseWaitMs = 2000;
+
 // Opens for exclusive use, whichever the access. Errors: ENOENT, EACCES, EROFS, EBUSY (in use for 2 s:
 // another process, or mounted; in_use() says by whom), ENODEV (neither a file nor a block device), EINVAL (no
 // O_DIRECT here).
-Result<Device> open_device(const std::string& path, Access access = Access::read_write);
+Result<Device> open_device(const std::string& path, Access access = Access::read_write,
+                           uint32_t wait_ms = kInUseWaitMs);
 // What can be said of it while somebody may have it open; fd stays -1. Errors as open_device, but for EBUSY.
 Result<Device> describe_device(const std::string& path);
 // Who uses it, for a message: "mounted at /srv"; empty if it can't be told.
