@@ -109,6 +109,35 @@ class ShardMetrics:
     bytes_copied: int
     crc_failures: int
     frame_errors: int
+    recovery_bytes: int
+    compaction_bytes: int
+    scrub_bytes: int
+    eviction_bytes: int
+    background_held_us: int
+    background_rate: int
+    slow_reads: int
+    longest_read_us: int
+    scrubbed_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    max_chunks: int
+    chunks: int
+    chunk_memory_bytes: int
+    journal_used_bytes: int
+    journal_size_bytes: int
+    snapshots: int
+    snapshot_age_us: int
+    overlay_bytes: int
+    checksum_errors: int
+    free_slabs: int
+    slabs_emptied: int
+    moves: int
+    moved_bytes: int
+    moves_dropped: int
+    waiting_for_room: int
+    discards: int
+    discarded_bytes: int
+    discard_failures: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,6 +303,45 @@ int ffs_server_report(ffs_server* server, ffs_target_report* out, uint32_t capac
   return static_cast<int>(count);
 }
 
+static void background_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metrics* out) {
+  const auto bytes = [&](ffs::io::OpClass op_class) {
+    return from.background_bytes[static_cast<size_t>(op_class)];
+  };
+  out->recovery_bytes = bytes(ffs::io::OpClass::recovery);
+  out->compaction_bytes = bytes(ffs::io::OpClass::compaction);
+  out->scrub_bytes = bytes(ffs::io::OpClass::scrub);
+  out->eviction_bytes = bytes(ffs::io::OpClass::eviction);
+  out->background_held_us = from.background_held_us;
+  out->background_rate = from.background_rate;
+  out->slow_reads = from.slow_reads;
+  out->longest_read_us = from.longest_read_us;
+  out->scrubbed_bytes = from.scrubbed_bytes;
+}
+
+static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metrics* out) {
+  const ffs::engine::StoreMetrics& store = from.store;
+  out->capacity_bytes = from.capacity.capacity_bytes;
+  out->free_bytes = from.capacity.free_bytes;
+  out->max_chunks = from.capacity.max_chunks;
+  out->chunks = from.capacity.chunks;
+  out->chunk_memory_bytes = store.memory_bytes;
+  out->journal_used_bytes = store.journal_used_bytes;
+  out->journal_size_bytes = store.journal_size_bytes;
+  out->snapshots = store.snapshots;
+  out->snapshot_age_us = store.snapshot_age_us;
+  out->overlay_bytes = store.overlay_bytes;
+  out->checksum_errors = store.checksum_errors;
+  out->free_slabs = store.free_slabs;
+  out->slabs_emptied = store.slabs_emptied;
+  out->moves = store.moves;
+  out->moved_bytes = store.moved_bytes;
+  out->moves_dropped = store.moves_dropped;
+  out->waiting_for_room = store.waiting_for_room;
+  out->discards = store.discards;
+  out->discarded_bytes = store.discarded_bytes;
+  out->discard_failures = store.discard_failures;
+}
+
 int ffs_server_metrics(ffs_server* server, uint32_t shard, ffs_shard_metrics* out) {
   if (server == nullptr || out == nullptr) return fail(EINVAL, "metrics: a server and a result are needed");
   ffs::server::ShardMetrics from;
@@ -312,6 +351,8 @@ int ffs_server_metrics(ffs_server* server, uint32_t shard, ffs_shard_metrics* ou
                            from.journal_bytes, from.long_steps,   from.longest_step_us, from.sessions,
                            from.regions,       from.region_bytes, from.pool_bytes,      from.pool_used_bytes,
                            from.ops_waiting,   from.bytes_copied, from.crc_failures,    from.frame_errors};
+  background_metrics(from, out);
+  store_metrics(from, out);
   return 0;
 }
 

@@ -79,14 +79,25 @@ uint8_t* Buffers::allocate_or_wait(BufferUse use, uint32_t bytes, BufferWaiter* 
   waiter->use = use;
   waiter->bytes = bytes;
   if (uint8_t* buffer = try_allocate(use, bytes)) return buffer;
-  Line& line = lines_[static_cast<size_t>(use)];
-  waiter->waiting = true;
-  waiter->next = nullptr;
-  waiter->previous = line.last;
-  (line.last != nullptr ? line.last->next : line.first) = waiter;
-  line.last = waiter;
-  waiting_++;
+  link(waiter);
   return nullptr;
+}
+
+void Buffers::link(BufferWaiter* waiter) {
+  Line& line = lines_[static_cast<size_t>(waiter->use)];
+  BufferWaiter* before = line.last;
+  while (before != nullptr && before->priority > waiter->priority && before->overtaken < kMostOvertaken) {
+    before->overtaken++;
+    before = before->previous;
+  }
+  BufferWaiter*& forward = before != nullptr ? before->next : line.first;
+  waiter->previous = before;
+  waiter->next = forward;
+  (forward != nullptr ? forward->previous : line.last) = waiter;
+  forward = waiter;
+  waiter->overtaken = 0;
+  waiter->waiting = true;
+  waiting_++;
 }
 
 void Buffers::unlink(BufferWaiter* waiter) {

@@ -32,6 +32,8 @@ constexpr BufferUse use_by_distance(uint32_t members_behind) {
 struct BufferWaiter {
   void (*ready)(BufferWaiter* waiter, uint8_t* buffer) = nullptr;
   void* owner = nullptr;
+  uint8_t priority = 0;   // of the request, set by the owner: 0 first .. 255 last
+  uint8_t overtaken = 0;  // by others; at kMostOvertaken nobody goes ahead of it any more
   uint32_t bytes = 0;
   BufferUse use = BufferUse::kRead;
   bool waiting = false;
@@ -41,6 +43,8 @@ struct BufferWaiter {
 
 class Buffers {
  public:
+  static constexpr uint8_t kMostOvertaken = 64;
+
   // Splits `total_bytes` (rounded up so that each pool holds a chunk) for chains of at most three
   // members, and takes a quarter more for recovery. Quick: memory is brought in and registered with the Io as
   // it comes into use, by pin_used().
@@ -49,8 +53,9 @@ class Buffers {
   // Makes the pools that longer chains need, each a sixteenth of the whole.
   Status grow_to_members(uint32_t member_count);
 
-  // A buffer now, or null: then the waiter stands in its line (first come, first served) and its
-  // `ready` is called later. waiter->use and bytes are set here.
+  // A buffer now, or null: then the waiter stands in its line and its `ready` is called later. First come,
+  // first served, but for those of a better priority, whom each that waits lets ahead kMostOvertaken times.
+  // waiter->use and bytes are set here.
   uint8_t* allocate_or_wait(BufferUse use, uint32_t bytes, BufferWaiter* waiter);
   // A buffer if there is one and nobody waits for this use; else null, no waiting.
   uint8_t* try_allocate(BufferUse use, uint32_t bytes);
@@ -94,6 +99,7 @@ class Buffers {
   };
   Status make_pool(size_t use, size_t sixteenths);
   io::BufferPool& pool_of(const uint8_t* buffer) const;
+  void link(BufferWaiter* waiter);
   void unlink(BufferWaiter* waiter);
 
   io::Io* io_ = nullptr;

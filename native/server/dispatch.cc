@@ -30,6 +30,10 @@ bool Shard::dispatch(Session& session, const net::Frame& frame) {
       on_notice(session, frame);
       return true;
     }
+    if (frame.type == Type::kUsed) {
+      on_used(session, frame);
+      return true;
+    }
     metrics_.frame_errors++;
     close_session(session, "a server sent a client's frame");
     return true;
@@ -76,6 +80,7 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
   reply.incarnation = config_.incarnation;
   reply.routing_epoch = routing_epoch_;
   reply.max_payload_bytes = wire::kMaxPayloadBytes;
+  reply.features = wire::kFeatureUsed;
   reply.version = net::choose_version(net::spoken_versions(), {hello.version_min, hello.version_max});
   const bool known_role = hello.role == static_cast<uint8_t>(wire::Role::kClient) ||
                           hello.role == static_cast<uint8_t>(wire::Role::kServer);
@@ -295,6 +300,7 @@ bool Shard::on_read(Session& session, const net::Frame& frame) {
   request->deadline_ms = deadline(read.context.deadline_ms);
   request->arrived_us = now_us_;
   request->beside = reads_under_way_;
+  request->waiter.priority = read.context.priority;
 
   craq::ClientRead event_;
   event_.token = token_of(request);
@@ -307,6 +313,7 @@ bool Shard::on_read(Session& session, const net::Frame& frame) {
   event_.space_epoch = read.context.space_epoch;
   event_.uncommitted_ok = (read.flags & wire::kReadUncommitted) != 0;
   event_.compare_tag = (read.flags & wire::kReadCompareTag) != 0;
+  event_.touch = (read.flags & wire::kReadTouch) != 0;
   std::memcpy(event_.tag.tag.data(), read.tag, sizeof read.tag);
   event_.tag.tag_bytes = static_cast<uint8_t>(read.tag_bytes);
   event_.deadline_ms = request->deadline_ms;
@@ -330,6 +337,7 @@ bool Shard::on_exists(Session& session, const net::Frame& frame) {
   event_.chain_version = {ask.context.chain_term, ask.context.chain_counter};
   event_.space_epoch = ask.context.space_epoch;
   event_.facts_only = true;
+  event_.touch = (ask.flags & wire::kReadTouch) != 0;
   event_.deadline_ms = deadline(ask.context.deadline_ms);
   for (uint32_t i = 0; i < ask.count; i++) {
     wire::ExistsKey key;

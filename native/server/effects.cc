@@ -223,6 +223,7 @@ void Shard::run(Target& target, const craq::Stage& effect) {
     stage.region = buffers_->region_of(payload->buffer);
     stage.tail_padded = true;
     stage.piece_checksums = payload->crcs.data();
+    evictor_->staging(target.spaces, update.key, update.length_bytes);
   }
   store_->stage(&stage);
 }
@@ -236,13 +237,17 @@ void Shard::on_stored(engine::StoreOp* op) {
         static_cast<unsigned long long>(target.id.value), op->what != nullptr ? op->what : "", op->error);
   }
   self->complete(target, work->op_id, outcome_of_stage(op->error));
-  if (work->payload != nullptr) self->release(work->payload);
+  if (work->payload != nullptr) {
+    self->evictor_->stored(target.spaces, work->key, work->length);
+    self->release(work->payload);
+  }
   self->stages_.give(work);
 }
 
 void Shard::run(Target& target, const craq::Commit& effect) {
   const Status committed = store_->commit(target.id, effect.key, effect.version, nullptr);
   FFS_CHECK(committed.ok());
+  if (target.spaces != nullptr) evictor_->committed(*target.spaces, effect.key);
 }
 
 SmallWork* Shard::take_small(Target& target, craq::OpId op) {
@@ -311,7 +316,19 @@ void Shard::run(Target& target, const craq::StateChanged& effect) {
   signal_news();
 }
 
-// Access times come with eviction; nothing keeps them yet.
-void Shard::run(Target&, const craq::Touch&) {}
+// --- eviction -------------------------------------------------------------------------------------
+
+void Shard::run(Target& target, const craq::Touch& effect) {
+  HeldSpace* held = target.spaces != nullptr ? target.spaces->find(effect.key.space()) : nullptr;
+  if (held == nullptr) return;  // nobody evicts from it
+  held->hits++;
+  if (!held->policy.evictable) return;
+  store_->touch(target.id, effect.key, store_->stamp_of(manager_time()));
+  if (!target.spaces->leads) target.touches.note(effect.key);
+}
+
+void Shard::run(Target& target, const craq::Evicted& effect) {
+  if (target.spaces != nullptr) evictor_->evicted(*target.spaces, effect.key, effect.outcome);
+}
 
 }  // namespace ffs::server

@@ -41,7 +41,10 @@ void Shard::configure(const Routing& routing) {
 }
 
 void Shard::apply(const Routing& routing) {
-  manager_ms_ = std::max(manager_ms_, routing.manager_ms);
+  if (routing.manager_ms > manager_ms_) {
+    manager_ms_ = routing.manager_ms;
+    manager_heard_ms_ = now_ms_;
+  }
   routing_epoch_ = std::max(routing_epoch_, routing.epoch);
   std::unordered_map<uint64_t, const Route*> places;
   for (const Route& route : routing.targets) places[route.target.value] = &route;
@@ -119,9 +122,9 @@ Target* Shard::take_target(TargetId id, ChainId chain) {
   target->id = id;
   target->chain = chain;
   target->shard = this;
-  target->view = std::make_unique<EngineView>(*store_, id, chain);
-  target->replica = std::make_unique<craq::Replica>(id, chain, *target->view, options, now_ms_);
   target->spaces = spaces_.take(id, chain);
+  target->view = std::make_unique<EngineView>(*store_, id, chain, *evictor_, target->spaces);
+  target->replica = std::make_unique<craq::Replica>(id, chain, *target->view, options, now_ms_);
   account_spaces();
   give_lease(*target);
   return target.get();
@@ -170,8 +173,7 @@ void Shard::begin_leaving(TargetId id) {
       static_cast<unsigned long long>(id.value), target->chain.value);
   target->leaving = true;
   scrubber_->forget(id);
-  spaces_.drop(id);
-  target->spaces = nullptr;
+  if (target->spaces != nullptr) target->spaces->leads = false;
   end_waiting(*target);
   go_on_leaving(*target);
 }
@@ -220,6 +222,8 @@ void Shard::on_left(engine::StoreOp* op) {
 void Shard::abandon(Target& target) {
   target.replica.reset();
   target.view.reset();
+  spaces_.drop(target.id);
+  target.spaces = nullptr;
   for (uint32_t slot = 0; slot < requests_.size(); slot++) {
     Request* request = requests_.at(slot);
     if (request->session == nullptr || request->target != &target) continue;

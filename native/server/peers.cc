@@ -66,6 +66,13 @@ net::SendQueue* Peers::lane(TargetId target, LaneNumber number) {
   return &lane.connection.queue;
 }
 
+bool Peers::takes(TargetId target, uint64_t feature) const {
+  const auto found = by_target_.find(target.value);
+  if (found == by_target_.end()) return false;
+  const Lane& lane = found->second->lanes[kLaneFree];
+  return lane.state == Lane::State::kUp && (lane.features & feature) != 0;
+}
+
 void Peers::list(Lane& lane) {
   if (lane.listed) return;
   lane.listed = true;
@@ -195,6 +202,7 @@ bool Peers::read_lane(Lane& lane) {
     }
     lane.connection.reader.speak(reply.version);
     lane.connection.queue.speak(reply.version);
+    lane.features = reply.features;
     lane.state = Lane::State::kUp;
     lane.attempts = 0;
     Peer* peer = lane.peer;

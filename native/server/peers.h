@@ -66,6 +66,8 @@ class Peers {
   void set_routes(const std::vector<Route>& routes, uint32_t member_count, uint64_t now_ms);
   // The queue of a lane that is up, or null.
   net::SendQueue* lane(TargetId target, LaneNumber number);
+  // Whether who serves that target takes frames of a feature (wire::Features). False while it isn't reached.
+  bool takes(TargetId target, uint64_t feature) const;
   // Sends what was queued since the last time; of recovery at most so much a lane, the rest next time.
   void flush(size_t most_recovery_bytes);
   bool must_flush() const { return !to_flush_.empty(); }
@@ -85,6 +87,7 @@ class Peers {
     io::Poll poll;
     uint64_t retry_at_ms = 0;
     uint32_t attempts = 0;
+    uint64_t features = 0;  // of the other side
     bool listed = false;
   };
   struct Peer {

@@ -13,6 +13,10 @@ namespace ffs::server {
 using craq::Outcome;
 using wire::Type;
 
+namespace {
+constexpr uint32_t kCompactStepBytes = 4u << 20;  // in a tick
+}
+
 // --- messages -------------------------------------------------------------------------------------
 
 void Shard::run(Target&, const craq::SendSync& effect) {
@@ -84,11 +88,21 @@ void Shard::submit_sync(const wire::Sync& sync, net::Bytes message, Payload* pay
 // --- the share of the device ----------------------------------------------------------------------
 
 io::Gate::Piece Shard::next(const std::array<uint32_t, io::kOpClasses>& wanted) {
+  const bool urgent = wanted[static_cast<size_t>(io::OpClass::compaction)] > 0 &&
+                      store_->compaction_need() == engine::SpaceNeed::urgent;
+  background_.set_urgent(io::OpClass::compaction, urgent);
   return background_.next(wanted, clients_wait(), now_us_);
 }
 
 void Shard::ended(io::OpClass op_class, uint32_t bytes) {
   background_.ended(op_class, bytes, now_us_);
+}
+
+// Before updates have to wait for room, a little at a time; its pieces take their turns. When they do wait
+// the store goes on by itself.
+void Shard::compact_ahead() {
+  if (stopping_ || io_->background_ops(io::OpClass::compaction) > 0) return;
+  if (store_->compaction_need() == engine::SpaceNeed::soon) store_->compact(kCompactStepBytes);
 }
 
 // Requests of clients that the shard hasn't come to.

@@ -136,6 +136,7 @@ void Scrubber::part_read() {
   const bool current = in_chunk_ && part_.target == target_ && part_.key == key_;
   Counts& counts = counts_[part_.target];
   counts.bytes += part_.read_length;
+  all_bytes_ += part_.read_length;
   unreadable_ = part_.error == EIO ? unreadable_ + 1 : 0;
   if (unreadable_ == kUnreadable) {
     log(LogLevel::kError,

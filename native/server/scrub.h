@@ -47,6 +47,7 @@ class Scrubber {
 
   Counts counts(TargetId target) const;
   uint64_t scrubbed_bytes(TargetId target) const { return counts(target).bytes; }
+  uint64_t scrubbed_bytes() const { return all_bytes_; }  // of all targets that were ever here
 
   static constexpr uint32_t kPartBytes = 1u << 20;
   static constexpr uint64_t kLeastPassUs = 10'000'000;
@@ -76,6 +77,7 @@ class Scrubber {
   const uint64_t least_pass_us_;
   std::vector<TargetId> targets_;  // sorted
   std::map<TargetId, Counts> counts_;
+  uint64_t all_bytes_ = 0;
 
   Phase phase_ = Phase::resting;
   TargetId target_;  // being read or compared; after a pass: the last one

@@ -15,6 +15,7 @@
 #include "server/buffers.h"
 #include "server/regions.h"
 #include "server/store_view.h"
+#include "server/touches.h"
 
 namespace ffs::server {
 
@@ -199,6 +200,8 @@ struct Target {
   bool leaving = false;                   // released: its replica hears nothing any more, or is gone
   craq::ReplicaStatus told;               // what the manager was woken for last
   TargetSpaces* spaces = nullptr;         // while it is in a chain
+  Touches touches;                        // to be reported to the head
+  bool told_lacking = false;              // the head was told last that this device lacks room
 };
 
 }  // namespace ffs::server

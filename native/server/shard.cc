@@ -96,6 +96,8 @@ Status Shard::open_all() {
   FFS_TRY(buffers_, Buffers::create(*io_, config_.pool_bytes));
   regions_ =
       std::make_unique<Regions>(*io_, config_.region_limit_bytes, this, on_region_settled, on_region_gone);
+  evictor_ = std::make_unique<Evictor>(*store_, spaces_, config_.evict_reserve_percent,
+                                       Evictor::Events{this, on_evict_order, on_evict_ahead});
   scrubber_ = std::make_unique<Scrubber>(*store_, config_.scrub_bytes_per_s,
                                          Scrubber::Events{this, on_scrub_damage, on_scrub_compare});
   Peers::Identity identity;
@@ -178,6 +180,7 @@ void Shard::pass() {
   run_fetches();
   read_clock();
   run_completions();
+  if (!stopping_) evict(/*tick=*/false);
   if (now_us_ - last_tick_us_ >= kTickUs) tick();
   flush_sessions();
   peers_->flush(background_.clients_active(now_us_) ? kGentleSendBytes : SIZE_MAX);
@@ -192,7 +195,8 @@ void Shard::measure(uint64_t started_us) {
 
 void Shard::tick() {
   last_tick_us_ = now_us_;
-  store_->tick(now_us_);
+  store_->tick(now_us_, manager_time());
+  if (!stopping_) evict(/*tick=*/true);
   const engine::StoreMetrics moved = store_->metrics();
   background_.observe(moved.bytes_read + moved.bytes_written, now_us_);
   for (auto& [id, target] : targets_) {
@@ -200,7 +204,9 @@ void Shard::tick() {
     event(*target, [&](craq::Replica& replica) { replica.on_tick(now_ms_, effects_); });
     look_for_news(*target);
   }
+  if (!stopping_) report_uses();
   if (!stopping_) scrub();
+  compact_ahead();
   buffers_->pin_used();
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();
@@ -269,6 +275,16 @@ ShardMetrics Shard::metrics() {
     out.pool_bytes = buffers_->total_bytes();
     out.pool_used_bytes = out.pool_bytes - buffers_->free_bytes();
     out.ops_waiting = buffers_->waiting() + waiting_for_op_.size() + store.waiting;
+    for (size_t i = 0; i < io::kOpClasses; i++) {
+      out.background_bytes[i] = background_.bytes(static_cast<io::OpClass>(i));
+    }
+    out.background_held_us = background_.held_us();
+    out.background_rate = background_.rate_bytes_per_s();
+    out.slow_reads = background_.felt_reads();
+    out.longest_read_us = background_.longest_read_us();
+    out.scrubbed_bytes = scrubber_->scrubbed_bytes();
+    out.store = store;
+    out.capacity = store_->capacity();
   });
   return out;
 }

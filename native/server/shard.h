@@ -25,6 +25,7 @@
 #include "io/io.h"
 #include "server/background.h"
 #include "server/buffers.h"
+#include "server/evict.h"
 #include "server/peers.h"
 #include "server/regions.h"
 #include "server/scrub.h"
@@ -54,6 +55,7 @@ struct ShardConfig {
   uint32_t failure_timeout_ms = 10000;  // peer leases are a fifth of it
   uint32_t sync_share_percent = 25;     // of the device, for recovery while clients are served
   uint64_t scrub_bytes_per_s = 0;       // 0: no scrub
+  uint32_t evict_reserve_percent = 2;   // of the device, that evictions keep free
   int news_fd = -1;                     // an eventfd, written when a report has news; the server's
 };
 
@@ -62,6 +64,14 @@ struct ShardMetrics {
   uint64_t flushes = 0, journal_bytes = 0, long_steps = 0, longest_step_us = 0;
   uint64_t sessions = 0, regions = 0, region_bytes = 0, pool_bytes = 0, pool_used_bytes = 0, ops_waiting = 0;
   uint64_t bytes_copied = 0, crc_failures = 0, frame_errors = 0;
+  // Of the background: bytes by class, how long it waited for its share or behind clients, bytes a second
+  // that it may take beside them now. Of clients' reads: those that were slower beside it than they are
+  // without.
+  std::array<uint64_t, io::kOpClasses> background_bytes{};
+  uint64_t background_held_us = 0, background_rate = 0, slow_reads = 0, longest_read_us = 0;
+  uint64_t scrubbed_bytes = 0;  // of all targets that were here
+  engine::StoreMetrics store;
+  engine::Capacity capacity;
 };
 
 struct TargetReport {
@@ -167,6 +177,14 @@ class Shard : private io::Gate {
 
   // --- eviction.cc: spaces with a quota or a time to live
   void account_spaces();
+  uint64_t manager_time() const;
+  void evict(bool tick);
+  void run_waiting();
+  void report_uses();
+  void on_used(Session& session, const net::Frame& frame);
+  static craq::EvictionAnswer on_evict_order(void* owner, TargetId target, const craq::EvictionOrder& order);
+  static bool on_evict_ahead(void* owner, uint32_t removals);
+  uint64_t expiry_of(const Target& target, const wire::Update& update) const;
 
   // --- connections.cc
   static void on_accept(io::Poll* poll);
@@ -252,6 +270,7 @@ class Shard : private io::Gate {
   void run(Target& target, const craq::ResetTarget& effect);
   void run(Target& target, const craq::SetRetry& effect);
   void run(Target& target, const craq::Repaired& effect);
+  void run(Target& target, const craq::Evicted& effect);
   void complete(Target& target, craq::OpId op, craq::Outcome outcome, craq::BufferRef buffer = {});
   void run_completions();
   static void on_stored(engine::StoreOp* op);
@@ -269,6 +288,7 @@ class Shard : private io::Gate {
   Piece next(const std::array<uint32_t, io::kOpClasses>& wanted) override;
   void ended(io::OpClass op_class, uint32_t bytes) override;
   bool clients_wait() const;
+  void compact_ahead();
   void scrub();
   void tell_damages();
   static void on_scrub_damage(void* owner, TargetId target, const ChunkKey& key, const Version& version);
@@ -348,10 +368,14 @@ class Shard : private io::Gate {
   uint64_t now_us_ = 0;
   uint64_t lease_until_ms_ = 0;
   uint64_t last_tick_us_ = 0;
-  uint64_t manager_ms_ = 0;
+  uint64_t manager_ms_ = 0;        // at the last contact with it
+  uint64_t manager_heard_ms_ = 0;  // when that was
   uint64_t routing_epoch_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Target>> targets_;
   Spaces spaces_;
+  std::unique_ptr<Evictor> evictor_;
+  uint64_t evicted_us_ = 0;  // the last step of the evictor
+  uint64_t uses_reported_us_ = 0;
 
   Slab<Session> sessions_;
   Slab<Request> requests_;
@@ -378,6 +402,7 @@ class Shard : private io::Gate {
   Payload* fetch_head_ = nullptr;
   Payload* fetch_tail_ = nullptr;
   std::vector<uint8_t> scratch_;  // variable parts
+  std::vector<ChunkKey> used_keys_;
   ShardMetrics metrics_;
 };
 

@@ -19,7 +19,7 @@ HeldSpace* TargetSpaces::find(uint64_t space) {
   return spaces_[static_cast<size_t>(at - ids_.begin())].get();
 }
 
-bool TargetSpaces::take(std::span<const SpacePolicy> policies) {
+void TargetSpaces::take(std::span<const SpacePolicy> policies) {
   std::vector<std::unique_ptr<HeldSpace>> spaces;
   std::vector<uint64_t> ids;
   SpacePolicy first;
@@ -29,6 +29,7 @@ bool TargetSpaces::take(std::span<const SpacePolicy> policies) {
     HeldSpace* known = find(at->space);
     if (known == nullptr) {
       spaces.push_back(std::make_unique<HeldSpace>());
+      spaces.back()->pool = engine::EvictionPool(mix64(target_.value ^ mix64(at->space)));
     } else {
       const auto index =
           static_cast<size_t>(std::lower_bound(ids_.begin(), ids_.end(), at->space) - ids_.begin());
@@ -37,10 +38,9 @@ bool TargetSpaces::take(std::span<const SpacePolicy> policies) {
     spaces.back()->policy = *at;
     ids.push_back(at->space);
   }
-  const bool same = ids == ids_;
+  ids_changed_ |= ids != ids_;
   spaces_ = std::move(spaces);
   ids_ = std::move(ids);
-  return !same;
 }
 
 void Spaces::set(std::vector<SpacePolicy> policies) {

@@ -5,9 +5,12 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
+#include "engine/evict.h"
+#include "engine/evict_history.h"
 
 namespace ffs::server {
 
@@ -25,6 +28,39 @@ struct HeldSpace {
   SpacePolicy policy;
   uint64_t hits = 0;  // uses of chunks that were there, at this target
   uint64_t evicted_chunks = 0, evicted_bytes = 0;
+  uint64_t expired_chunks = 0;  // removed because they had expired
+
+  // --- the Evictor's
+  engine::EvictionPool pool{0};
+  engine::EvictionHistory history;
+  uint64_t staging_bytes = 0;  // of slots that the store doesn't count yet
+  uint64_t leaving_bytes = 0;  // being removed
+  bool above_mark = false;     // until the low mark is reached
+  uint64_t wanted_bytes = 0;   // the largest put that the quota had no room for lately
+  uint64_t wanted_us = 0;
+  uint32_t fruitless = 0;  // chunks sampled in a row of which none could go
+  uint64_t exhausted_until_us = 0;
+  bool expires = true;  // chunks with an expiry have been seen, or may be there
+  bool scanning = false;
+  bool seen_expiry = false;  // by the scan that is under way
+  ChunkKey scan_from;
+  uint64_t scan_started_us = 0;
+};
+
+// A removal under way.
+struct Leaving {
+  ChunkKey key;
+  uint32_t allocated_bytes = 0;
+  uint32_t last_use = 0;
+  bool expired = false;
+};
+
+// What another member of a chain has said of its device.
+struct MemberRoom {
+  TargetId member;
+  uint64_t lacking_bytes = 0;
+  bool short_of_room = false;
+  uint64_t said_us = 0;
 };
 
 // What a target holds of a space for which there is a policy.
@@ -33,6 +69,7 @@ struct SpaceUse {
   uint64_t space = 0;
   uint64_t chunks = 0, bytes = 0;  // committed; as allocated
   uint64_t evicted_chunks = 0, evicted_bytes = 0;
+  uint64_t expired_chunks = 0;
   uint64_t hits = 0;
   bool ready = false;  // chunks and bytes count all of it
 };
@@ -46,17 +83,23 @@ class TargetSpaces {
   ChainId chain() const { return chain_; }
   HeldSpace* find(uint64_t space);  // null: no policy
   std::span<const std::unique_ptr<HeldSpace>> all() const { return spaces_; }
-  const std::vector<uint64_t>& ids() const { return ids_; }  // sorted
+  const std::vector<uint64_t>& ids() const { return ids_; }          // sorted
+  bool ids_changed() { return std::exchange(ids_changed_, false); }  // since this was asked last
+
+  bool leads = false;  // its replica is the head of the chain and serves
+  std::vector<Leaving> leaving;
+  std::vector<MemberRoom> members;
 
  private:
   friend class Spaces;
-  // `policies`: all of the shard, sorted by chain and space. False: the same spaces as before.
-  bool take(std::span<const SpacePolicy> policies);
+  // `policies`: all of the shard, sorted by chain and space.
+  void take(std::span<const SpacePolicy> policies);
 
   TargetId target_;
   ChainId chain_;
   std::vector<std::unique_ptr<HeldSpace>> spaces_;
   std::vector<uint64_t> ids_;
+  bool ids_changed_ = false;
 };
 
 class Spaces {

@@ -1,6 +1,7 @@
 #include "server/store_view.h"
 
 #include "base/cursor.h"
+#include "server/evict.h"
 
 namespace ffs::server {
 
@@ -133,10 +134,28 @@ craq::ChainRecord EngineView::chain_record() const {
   return record;
 }
 
-craq::Outcome EngineView::admit(const ChunkKey&, craq::UpdateKind kind, uint32_t length_bytes) const {
+// Updates of a chunk that is there, of its size or of a part, have their room whatever is full
+// (engine/chunk_store.h); the store says if one hasn't.
+craq::Outcome EngineView::admit(const ChunkKey& key, craq::UpdateKind kind, uint32_t length_bytes,
+                                uint64_t unseen_bytes) const {
   if (kind == craq::UpdateKind::remove || kind == craq::UpdateKind::truncate) return craq::Outcome::ok;
-  const engine::Capacity capacity = store_.capacity();
-  return capacity.free_bytes >= length_bytes ? craq::Outcome::ok : craq::Outcome::no_space;
+  engine::ChunkInfo info;
+  const bool there = store_.lookup(target_, key, &info) && !info.version.none();
+  if (there && (kind == craq::UpdateKind::write || length_bytes <= info.stored_length))
+    return craq::Outcome::ok;
+  return evictor_.admit(spaces_, key, length_bytes, unseen_bytes);
+}
+
+bool EngineView::makes_room(const ChunkKey&) const {
+  return evictor_.makes_room();
+}
+
+uint64_t EngineView::manager_ms() const {
+  return evictor_.manager_ms();
+}
+
+uint64_t EngineView::last_access(const ChunkKey& key) const {
+  return access_token(store_.access(target_, key));
 }
 
 std::optional<ChunkKey> EngineView::first_committed(uint64_t space, const ChunkKey* after) const {

@@ -17,10 +17,20 @@ std::array<uint8_t, kChainRecordBytes> encode_chain_record(ChainId chain, const 
 // False: not one of ours.
 bool decode_chain_record(std::span<const uint8_t> bytes, ChainId* chain, craq::ChainRecord* record);
 
+class Evictor;
+class TargetSpaces;
+
+// A chunk's stamps as one number (craq's last_access).
+constexpr uint64_t access_token(const engine::Access& access) {
+  return uint64_t{access.last} << 32 | access.previous;
+}
+
 class EngineView final : public craq::StoreView {
  public:
-  EngineView(const engine::ChunkStore& store, TargetId target, ChainId chain)
-      : store_(store), target_(target), chain_(chain) {}
+  // What the evictor knows of the target's spaces; it, and they, outlive the view.
+  EngineView(const engine::ChunkStore& store, TargetId target, ChainId chain, Evictor& evictor,
+             TargetSpaces* spaces)
+      : store_(store), target_(target), chain_(chain), evictor_(evictor), spaces_(spaces) {}
 
   craq::ChunkFacts committed(const ChunkKey& key) const override;
   void each_pending(craq::PendingVisitor& visitor) const override;
@@ -28,7 +38,11 @@ class EngineView final : public craq::StoreView {
   bool fenced(ClientId client) const override;
   uint64_t least_epoch(uint64_t space) const override;
   craq::ChainRecord chain_record() const override;
-  craq::Outcome admit(const ChunkKey& key, craq::UpdateKind kind, uint32_t length_bytes) const override;
+  craq::Outcome admit(const ChunkKey& key, craq::UpdateKind kind, uint32_t length_bytes,
+                      uint64_t unseen_bytes) const override;
+  bool makes_room(const ChunkKey& key) const override;
+  uint64_t manager_ms() const override;
+  uint64_t last_access(const ChunkKey& key) const override;
   std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const override;
   std::optional<ChunkKey> last_committed(uint64_t space) const override;
   std::optional<craq::ChunkDigest> digest_at_or_after(const ChunkKey& key) const override;
@@ -40,6 +54,8 @@ class EngineView final : public craq::StoreView {
   const engine::ChunkStore& store_;
   TargetId target_;
   ChainId chain_;
+  Evictor& evictor_;
+  TargetSpaces* spaces_;
 };
 
 // The next key in order; false above the last of all.

@@ -107,6 +107,7 @@ bool Shard::on_update(Session& session, const net::Frame& frame) {
   Payload* payload = payload_for(frame, update);
   payload->region = found->second;
   payload->address = update.bulk.address;
+  payload->waiter.priority = update.context.priority;
   regions_->use(payload->region);
   submit_update(session, update, frame.request_id, payload, craq::PayloadState::later);
   return true;
@@ -117,6 +118,7 @@ bool Shard::on_update(Session& session, const net::Frame& frame) {
 bool Shard::receive_payload(Session& session, BufferUse use) {
   Payload* payload = session.incoming.payload;
   session.waiter.ready = on_payload_buffer;
+  session.waiter.priority = use == BufferUse::kUpdate ? session.incoming.update.context.priority : 0;
   session.waiter.owner = &session;
   uint8_t* buffer = buffers_->allocate_or_wait(use, payload->pad + payload->length, &session.waiter);
   if (buffer == nullptr) return false;
@@ -187,6 +189,7 @@ void Shard::submit_update(Session& session, const wire::Update& update, uint64_t
   event_.offset_bytes = update.offset;
   event_.length_bytes = update.length;
   event_.attributes = attributes_of(update);
+  event_.attributes.expiry_ms = expiry_of(*target, update);
   event_.need_existing = (update.flags & wire::kUpdateNeedExisting) != 0;
   event_.space_epoch = update.context.space_epoch;
   event_.deadline_ms = deadline(update.context.deadline_ms);
@@ -230,6 +233,7 @@ void Shard::submit_space_update(Session&, const wire::Update& update, Request* r
     touch.key = key;
     touch.space_epoch = update.context.space_epoch;
     touch.facts_only = true;
+    touch.touch = true;
     touch.deadline_ms = deadline_ms;
     event(target, [&](craq::Replica& replica) { replica.on_client_read(touch, now_ms_, effects_); });
   }

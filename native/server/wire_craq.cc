@@ -225,6 +225,16 @@ craq::PeerHeader header_of(const wire::Sync& sync) {
   return header;
 }
 
+bool used_keys(const wire::Used& used, std::span<const uint8_t> var, std::vector<ChunkKey>* keys) {
+  constexpr size_t kKeyBytes = sizeof(ChunkKey::bytes);
+  if (used.count > wire::kMaxUsedKeys || var.size() != used.count * kKeyBytes) return false;
+  keys->resize(used.count);
+  for (size_t i = 0; i < used.count; i++) {
+    std::memcpy((*keys)[i].bytes.data(), var.data() + i * kKeyBytes, kKeyBytes);
+  }
+  return true;
+}
+
 // What may overtake updates goes by the lane that never waits: `held` and `cancel` free the buffers
 // that an update in front of them may be waiting for (the receiver remembers early ones).
 bool follows_updates(craq::NoticeType type) {

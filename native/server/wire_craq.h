@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "craq/replica.h"
 #include "ffs/wire.h"
@@ -39,6 +41,8 @@ wire::Notice notice_of(const craq::SendNotice& send);
 bool notice_of(const wire::Notice& notice, craq::PeerHeader* header, craq::Notice* out);
 wire::Sync sync_of(const craq::SendSync& send);
 craq::PeerHeader header_of(const wire::Sync& sync);
+// A report of uses; its keys are `var`. False: a count that doesn't fit, or too many.
+bool used_keys(const wire::Used& used, std::span<const uint8_t> var, std::vector<ChunkKey>* keys);
 // What an operation of the store came to.
 craq::Outcome outcome_of(int error);
 craq::Outcome outcome_of_stage(int error);  // of an update's

@@ -47,7 +47,7 @@ class FactStore final : public StoreView {
   bool fenced(ClientId) const override { return false; }
   uint64_t least_epoch(uint64_t) const override { return 0; }
   ChainRecord chain_record() const override { return record; }
-  Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return Outcome::ok; }
+  Outcome admit(const ChunkKey&, UpdateKind, uint32_t, uint64_t) const override { return Outcome::ok; }
   std::optional<ChunkKey> first_committed(uint64_t, const ChunkKey*) const override { return std::nullopt; }
   std::optional<ChunkKey> last_committed(uint64_t) const override { return std::nullopt; }
   std::optional<ChunkDigest> digest_at_or_after(const ChunkKey&) const override { return std::nullopt; }

@@ -37,7 +37,7 @@ class EmptyStore final : public StoreView {
   bool fenced(ClientId client) const override { return client == fenced_client; }
   uint64_t least_epoch(uint64_t) const override { return least; }
   ChainRecord chain_record() const override { return {}; }
-  Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return room; }
+  Outcome admit(const ChunkKey&, UpdateKind, uint32_t, uint64_t) const override { return room; }
   std::optional<ChunkKey> first_committed(uint64_t, const ChunkKey*) const override { return std::nullopt; }
   std::optional<ChunkKey> last_committed(uint64_t) const override { return std::nullopt; }
   std::optional<ChunkDigest> digest_at_or_after(const ChunkKey&) const override { return std::nullopt; }

@@ -248,6 +248,17 @@ typedef struct {
   uint64_t sessions, regions, region_bytes, pool_bytes, pool_used_bytes, ops_waiting;
   uint64_t bytes_copied;     /* payload bytes copied by the CPU */
   uint64_t crc_failures, frame_errors;
+  /* Work in the background: bytes that it has begun to move, by class; microseconds in which it waited for its share or
+     behind clients; bytes a second that it may take now while clients are served. */
+  uint64_t recovery_bytes, compaction_bytes, scrub_bytes, eviction_bytes, background_held_us, background_rate;
+  uint64_t slow_reads;       /* reads of clients that took longer beside it than such reads do without */
+  uint64_t longest_read_us;  /* of a client, since the start */
+  uint64_t scrubbed_bytes;   /* checked, of all targets that were here */
+  /* The store. */
+  uint64_t capacity_bytes, free_bytes, max_chunks, chunks, chunk_memory_bytes;
+  uint64_t journal_used_bytes, journal_size_bytes, snapshots, snapshot_age_us, overlay_bytes, checksum_errors;
+  uint64_t free_slabs, slabs_emptied, moves, moved_bytes, moves_dropped, waiting_for_room;
+  uint64_t discards, discarded_bytes, discard_failures;
 } ffs_shard_metrics;
 
 typedef struct {

@@ -44,6 +44,7 @@ enum class Type : uint8_t {
   kForward = 32,  // an update on its way down
   kNotice = 33,   // every other message between members
   kSync = 34,     // recovery, repair, comparison
+  kUsed = 35,     // to the head: which chunks were used here, and what this device lacks
 };
 
 struct FrameHeader {
@@ -117,6 +118,11 @@ struct Hello {
   uint8_t reserved[5];
 };
 static_assert(sizeof(Hello) == 56);
+
+// HelloReply::features.
+enum Features : uint64_t {
+  kFeatureUsed = 1,  // takes kUsed
+};
 
 struct HelloReply {
   uint32_t status;  // 0 or errno
@@ -333,6 +339,24 @@ struct Sync {
   uint32_t payload_length;  // the header's payload_bytes
 };
 static_assert(sizeof(Sync) == 96);
+
+constexpr uint32_t kMaxUsedKeys = 4096;
+
+// To the head of the chain, each second and as soon as room runs out: keys of chunks that clients have used at
+// the sender (a sample), and how its device stands. Variable part: `count` keys of 24 bytes. context: target
+// (the receiver), chain, chain version; the rest is zero.
+struct Used {
+  Context context;
+  uint64_t from;           // target id of the sender
+  uint64_t lacking_bytes;  // what the chain is asked to evict, so that the sender's device has its reserve
+  uint32_t count;          // at most kMaxUsedKeys
+  uint32_t flags;          // UsedFlags
+};
+static_assert(sizeof(Used) == 104);
+
+enum UsedFlags : uint32_t {
+  kUsedShortOfRoom = 1,  // puts into evictable spaces must wait
+};
 
 // --- batched lookups ----------------------------------------------------------------------
 
