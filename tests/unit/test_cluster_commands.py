@@ -38,7 +38,17 @@ from metadata.cluster.moves import (
 from metadata.cluster.placement import FreeDevice, place
 from metadata.cluster.plan import Change
 from metadata.cluster.routing import RoutingCache, View
-from metadata.cluster.schema import chain_key, encode, node_key, raise_epoch, table_key, target_key
+from metadata.cluster.schema import (
+    DEVICES,
+    NODE_UUIDS,
+    DeviceRecord,
+    chain_key,
+    encode,
+    node_key,
+    raise_epoch,
+    table_key,
+    target_key,
+)
 from metadata.cluster.spaces import Spaces
 from metadata.cluster.status import SyncRates
 from metadata.kv.contract import Store, Transaction
@@ -383,6 +393,8 @@ def test_a_node_that_is_off_and_not_needed_is_forgotten() -> None:
             with pytest.raises(InvalidArgument, match="n2 is alive"):
                 await manager.ask(proto.ForgetNode(node="n2"))
             node = manager.view.nodes[2]
+            kept = DeviceRecord(node=2, targets=node.devices[0].targets)
+            await write(manager.store, {DEVICES + node.devices[0].uuid: kept, NODE_UUIDS + node.uuid: 2})
             await write(manager.store, {node_key(2): replace(node, alive=False)})
             await manager.routing.refresh()
             with pytest.raises(InvalidArgument, match="chains need"):
