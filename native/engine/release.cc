@@ -1,6 +1,7 @@
 // Targets emptied: of what is pending (before a replica is filled anew), or of everything. And what
 // recovery walks over: chunks with digests, retry entries, space epochs.
 #include <algorithm>
+#include <utility>
 
 #include "engine/store_impl.h"
 
@@ -10,13 +11,38 @@ bool ChunkStore::Impl::updates_on_the_way(uint16_t target, uint64_t before_ticke
   bool found = false;
   busy.for_each([&](const BusyKey& key, const OpList& queue) {
     if (key.target != target) return;
-    for (const StoreOp* op = queue.head; op != nullptr; op = op->next)
-    {
+    for (const StoreOp* op = queue.head; op != nullptr; op = op->next) {
       const auto& p = static_cast<const StageOp*>(op)->p;
       found |= p.mode != kMoveMode && p.ticket < before_ticket;  // moves leave no trace
     }
   });
   return found;
+}
+
+// Retry tables that a record emptied are out of sight at once. Giving back the memory of a large one may take
+// milliseconds: the helper thread does it.
+void ChunkStore::Impl::free_dropped_tables() {
+  constexpr size_t kSmallTable = 4096;
+  struct Burial {
+    io::Offload work;
+    Impl* impl;
+    RetryTable table;
+  };
+  for (RetryTable& table : std::exchange(state->dropped_retry, {})) {
+    if (table.size() < kSmallTable) continue;
+    auto burial = new Burial{{}, this, std::move(table)};
+    burial->work.work = [](io::Offload* work) {
+      RetryTable freed = std::move(reinterpret_cast<Burial*>(work)->table);
+      return int32_t{0};
+    };
+    burial->work.op.done = [](io::Op* op) {
+      auto self = reinterpret_cast<Burial*>(op);
+      self->impl->burials--;
+      delete self;
+    };
+    burials++;
+    io.offload(&burial->work);
+  }
 }
 
 // ------------------------------------------------------------------------------ reset
@@ -35,6 +61,7 @@ void ChunkStore::Impl::reset_target(uint16_t target, StoreOp* op) {
     if (state->index[chunk].target == target) state->drop_pendings(chunk);
   });
   state->drop_retry(target);
+  free_dropped_tables();
   busy.for_each([&](const BusyKey& key, const OpList& queue) {
     if (key.target != target) return;
     for (StoreOp* other = queue.head; other != nullptr; other = other->next) {
@@ -74,6 +101,7 @@ void ChunkStore::Impl::release_target(uint16_t target, StoreOp* op) {
     append_simple(RecordType::release_target, target, TargetRecord{});
     releasing[target] = true;
     state->drop_tables(target);
+    free_dropped_tables();
     busy.for_each([&](const BusyKey& key, const OpList& queue) {
       if (key.target != target) return;
       for (StoreOp* other = queue.head; other != nullptr; other = other->next)
@@ -148,8 +176,9 @@ bool ChunkStore::digest_at_or_after(TargetId target, const ChunkKey& key, ChunkI
 
 void ChunkStore::each_retry(TargetId target, RetryVisitor& visitor) const {
   int index = impl_->target_index(target);
-  impl_->state->retry.for_each([&](const RetryKey& key, const RetryEntry& entry) {
-    if (key.target == index) visitor.visit(key.client, key.chain, key.channel, entry);
+  if (index < 0) return;
+  impl_->state->retry[static_cast<size_t>(index)].for_each([&](const RetryKey& key, const RetryEntry& entry) {
+    visitor.visit(key.client, key.chain, key.channel, entry);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace ffs::engine {
 
@@ -39,7 +40,7 @@ class State::Accounting {
 };
 
 State::State(uint64_t max_chunks, uint32_t target_count, StateListener* l)
-    : index(max_chunks), chain_states(target_count), usage(target_count), listener(l) {}
+    : index(max_chunks), retry(target_count), chain_states(target_count), usage(target_count), listener(l) {}
 
 // ------------------------------------------------------------------------------ overlays
 
@@ -190,7 +191,8 @@ void State::drop_image(uint32_t chunk, Image& image) {
     if (slot_shared(chunk, image)) {
       // What the dropped version covered stays off limits for appends of the others.
       auto raise = [&](Image& other) {
-        if (other.place == image.place) other.high_blocks = std::max<uint32_t>(other.high_blocks, image.high_blocks);
+        if (other.place == image.place)
+          other.high_blocks = std::max<uint32_t>(other.high_blocks, image.high_blocks);
       };
       raise(index[chunk].image);
       for (Pending& pending : index.live(chunk).pendings) raise(pending.image);
@@ -258,7 +260,8 @@ const char* State::image_error(uint32_t chunk, const Image& image,
                                std::span<const OverlayView> overlays) const {
   if (image.place == 0) return overlays.empty() ? nullptr : "overlays of a version without a slot";
   const uint64_t blocks = 1ull << image.place_class;
-  if (image.place < first_place || image.place + blocks > end_place || (image.place - first_place) % blocks != 0)
+  if (image.place < first_place || image.place + blocks > end_place ||
+      (image.place - first_place) % blocks != 0)
     return "a version in a slot that can't be";
   auto clashes = [&](const Image& other) {
     return other.place == image.place && other.place_class != image.place_class;
@@ -578,10 +581,11 @@ void State::encode_chunk_and_pendings(uint32_t chunk, Writer& writer, uint32_t* 
 
 void State::set_retry(const RetryKey& key, const RetryEntry& entry) {
   if (key.client == kNobody || fenced.find(key.client.value) != nullptr) return;
-  RetryEntry* known = retry.find(key);
+  RetryTable& table = retry[key.target];
+  RetryEntry* known = table.find(key);
   if (known == nullptr) {
     table_bytes_ += simple_bytes<RetryRecord>();
-    retry[key] = entry;
+    table[key] = entry;
   } else if (entry.sequence >= known->sequence) {  // a late record of an update that was given up
     *known = entry;
   }
@@ -589,9 +593,12 @@ void State::set_retry(const RetryKey& key, const RetryEntry& entry) {
 
 void State::fence(ClientId client) {
   if (fenced.find(client.value) != nullptr) return;
-  size_t before = retry.size();
-  retry.erase_if([&](const RetryKey& key, const RetryEntry&) { return key.client == client; });
-  table_bytes_ -= (before - retry.size()) * simple_bytes<RetryRecord>();
+  for (RetryTable& table : retry) {
+    const size_t before = table.size();
+    if (before == 0) continue;
+    table.erase_if([&](const RetryKey& key, const RetryEntry&) { return key.client == client; });
+    table_bytes_ -= (before - table.size()) * simple_bytes<RetryRecord>();
+  }
   fenced[client.value] = true;
   table_bytes_ += simple_bytes<FenceRecord>();
 }
@@ -626,9 +633,9 @@ void State::set_chain_state(uint16_t target, std::span<const uint8_t> state) {
 }
 
 void State::drop_retry(uint16_t target) {
-  size_t before = retry.size();
-  retry.erase_if([&](const RetryKey& key, const RetryEntry&) { return key.target == target; });
-  table_bytes_ -= (before - retry.size()) * simple_bytes<RetryRecord>();
+  if (retry[target].empty()) return;
+  table_bytes_ -= retry[target].size() * simple_bytes<RetryRecord>();
+  dropped_retry.push_back(std::exchange(retry[target], RetryTable()));
 }
 
 void State::drop_tables(uint16_t target) {

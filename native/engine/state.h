@@ -58,6 +58,8 @@ struct NumberHash {
   size_t operator()(uint64_t n) const { return mix64(n); }
 };
 
+using RetryTable = FlatMap<RetryKey, RetryEntry, RetryKeyHash>;
+
 // A change of the retry table that a record about a chunk implies. Replay of an unflushed tail
 // collects them until it is known which records stay.
 struct RetryChange {
@@ -139,7 +141,8 @@ class State {
   void forget_chunk(uint32_t chunk);
 
   Index index;
-  FlatMap<RetryKey, RetryEntry, RetryKeyHash> retry;
+  std::vector<RetryTable> retry;          // by target index
+  std::vector<RetryTable> dropped_retry;  // by drop_retry(), for the owner to free: that may take a while
   FlatMap<uint64_t, bool, NumberHash> fenced;
   FlatMap<SpaceKey, SpaceEpoch, SpaceKeyHash> spaces;
   std::vector<std::vector<uint8_t>> chain_states;
@@ -191,14 +194,15 @@ void State::for_each_table_record(F emit) const {
                     SpaceEpochRecord{key.space, epoch.least_epoch, epoch.expiry_ms});
     });
   });
-  retry.for_each([&](const RetryKey& key, const RetryEntry& entry) {
+  auto emit_retry = [&](const RetryKey& key, const RetryEntry& entry) {
     emit(simple_bytes<RetryRecord>(), [&](Writer& w) {
       RetryRecord record{entry.key,   entry.version,   key.client.value, entry.sequence,
                          key.channel, key.chain.value, entry.error,      static_cast<uint8_t>(entry.state),
                          {}};
       encode_simple(w, RecordType::retry, key.target, record);
     });
-  });
+  };
+  for (const RetryTable& table : retry) table.for_each(emit_retry);
 }
 
 }  // namespace ffs::engine

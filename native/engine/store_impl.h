@@ -256,6 +256,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void release_target(uint16_t target, StoreOp* op);
   bool updates_on_the_way(uint16_t target, uint64_t before_ticket) const;
   void end_resets();
+  void free_dropped_tables();
   void step_release();
 
   // --- reads (read.cc)
@@ -393,6 +394,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   uint64_t next_room_check_us = 0;
   bool discarding = false;
   uint32_t discards_in_flight = 0;
+  uint32_t burials = 0;  // tables that the helper thread frees
   uint64_t discard_due_us = 0;
   int discard_error = 0;
   uint8_t* super_buffer = nullptr;

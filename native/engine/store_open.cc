@@ -24,7 +24,7 @@ ChunkStore::Impl::~Impl() {
   // Nobody waits any more, but what the kernel or the queue of the Io holds must come back first.
   closing = true;
   while (pump_scheduled || ops_deferred > 0 || snap.active || compaction.in_flight > 0 ||
-         discards_in_flight > 0 || applying > apply_waiting_sync.size() ||
+         discards_in_flight > 0 || burials > 0 || applying > apply_waiting_sync.size() ||
          (journal != nullptr && journal->busy())) {
     io.run_once(1000);
   }
@@ -123,6 +123,7 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
   state->end_place = (super.data_offset + super.slab_count * kSlabBytes) / kBlock;
   allocator = std::make_unique<Allocator>(super.data_offset, super.slab_count);
   FFS_TRY_STATUS(recover());
+  state->dropped_retry.clear();  // by replay
   begin_discards();
   return ok_status();
 }

@@ -375,3 +375,40 @@ TEST_CASE("space: nothing is discarded before it may be, nor handed out while it
   CHECK(s.put(1, 100'000) == 0);
   CHECK(s.all_wrong() == "");
 }
+
+TEST_CASE("space: a large retry table is dropped at once, its memory by the helper thread") {
+  SpaceStore s(41);
+  s.sim->stop_logging();
+  s.format(20'000);
+  s.open();
+  constexpr uint64_t kEntries = 6'000;
+  const TargetId mine(SpaceStore::kTarget), other(78);
+  for (uint64_t i = 0; i < kEntries; i++) {
+    RetryEntry entry{i + 1, SpaceStore::key(i), v(1), RetryState::done, 0};
+    s.store->retry_set(mine, ClientId(i + 1), ChainId(3), 0, entry, nullptr);
+    if (i % 100 == 0) s.store->retry_set(other, ClientId(i + 1), ChainId(3), 0, entry, nullptr);
+    if (i % 500 == 0) s.pass();
+  }
+  RetryEntry found;
+  for (int round = 0; round < 2; round++) {
+    bool done = false;
+    StoreOp op;
+    op.owner = &done;
+    op.done = [](StoreOp* o) { *static_cast<bool*>(o->owner) = true; };
+    s.store->reset_target(mine, &op);
+    CHECK_FALSE(s.store->retry_lookup(mine, ClientId(1), ChainId(3), 0, &found));
+    s.store->retry_set(mine, ClientId(9), ChainId(3), 0, {7, SpaceStore::key(9), v(2), RetryState::done, 0},
+                       nullptr);
+    s.run_until(done);
+    CHECK(op.error == 0);
+    CHECK(s.store->retry_lookup(mine, ClientId(9), ChainId(3), 0, &found));
+    CHECK(found.sequence == 7);
+    CHECK_FALSE(s.store->retry_lookup(mine, ClientId(kEntries), ChainId(3), 0, &found));
+    CHECK(s.store->retry_lookup(other, ClientId(101), ChainId(3), 0, &found));
+    CHECK(s.store->check_consistency() == "");
+    if (round == 0) s.reopen();
+  }
+  s.reopen();
+  CHECK(s.store->retry_lookup(mine, ClientId(9), ChainId(3), 0, &found));
+  CHECK(s.store->retry_lookup(other, ClientId(101), ChainId(3), 0, &found));
+}

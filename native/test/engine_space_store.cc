@@ -1,6 +1,7 @@
 #include "engine_space.h"
 
 #include <cerrno>
+#include <ctime>
 
 namespace ffs::engine::testing {
 
@@ -51,9 +52,21 @@ void SpaceStore::close() {
 }
 
 void SpaceStore::pass() {
-  clock_us += 100;
-  store->tick(clock_us);
-  io->run_once(0);
+  if (sim != nullptr) {
+    clock_us += 100;
+    store->tick(clock_us);
+    io->run_once(0);
+    return;
+  }
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  const uint64_t now_us =
+      static_cast<uint64_t>(time.tv_sec) * 1'000'000 + static_cast<uint64_t>(time.tv_nsec) / 1'000;
+  if (now_us >= clock_us + 1'000) {
+    clock_us = now_us;
+    store->tick(clock_us);
+  }
+  io->run_once(1'000);
 }
 
 void SpaceStore::run_until(const bool& done) {
