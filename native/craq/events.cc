@@ -37,6 +37,13 @@ void Replica::on_client_last_chunk(const ClientLastChunk& request, uint64_t now_
   machine_->client_request(request, now_ms, out);
 }
 
+EvictionAnswer Replica::on_evict(const EvictionOrder& order, uint64_t now_ms, Effects& out) {
+  machine_->begin(now_ms, out);
+  const EvictionAnswer answer = machine_->evict(order);
+  machine_->finish();
+  return answer;
+}
+
 void Replica::on_update(const PeerHeader& header, const Update& update, PayloadState payload_state,
                         uint64_t now_ms, Effects& out) {
   machine_->begin(now_ms, out);

@@ -10,6 +10,7 @@
 //   lease.cc    who may answer clients, and for how long
 //   suspicion.cc  neighbours that owe an answer
 //   resync_hooks.cc where recovery and repair (resync.h, repair.h) touch all that
+//   evicting.cc chunks removed to make room
 //   requests.cc requests that wait: deadlines, resends; space epochs, removal of a space
 //   records.cc  the records: made, found, remembered, freed
 // docs/craq.md is what it follows. Included by craq/*.cc only.
@@ -108,6 +109,7 @@ struct Pending {
   bool below_refused = false;  // the members behind have journalled that it has fallen, and dropped it
   bool reached = false;        // the syncing member has it, or its refusal
   bool base_damaged = false;   // can't be staged until that is repaired
+  bool eviction = false;       // ordered by on_evict
   bool obtaining = false;      // damaged here: another member is asked for the payload
   Outcome outcome = Outcome::ok;
   uint64_t sent_ms = 0;
@@ -234,6 +236,9 @@ constexpr bool carries_payload(UpdateKind kind) {
   return kind != UpdateKind::truncate && kind != UpdateKind::remove;
 }
 
+// What the smallest chunk takes.
+constexpr uint32_t kLeastSlotBytes = 4096;
+
 // A lease that this member has granted to another one.
 struct Grant {
   TargetId target;
@@ -324,6 +329,9 @@ class Replica::Machine final : public SyncHost {
   void epoch_durable(EpochChange* e, Outcome outcome);
   void peer_connected(TargetId target);
   void tick();
+
+  // evicting.cc
+  EvictionAnswer evict(const EvictionOrder& order);
 
   // resync_hooks.cc
   void sync_arrived(const PeerHeader& header, std::span<const uint8_t> bytes, BufferRef payload,
@@ -420,6 +428,10 @@ class Replica::Machine final : public SyncHost {
   Version floor() const;
   void floor_received(const Version& v);
   void drop_unstaged(Pending* p);
+
+  // --- evicting.cc
+  bool expired(const ChunkFacts& facts) const;
+  Outcome room_for(const ClientUpdate& u) const;
 
   // --- refusal.cc
   void fall(Pending* p, Outcome outcome);
@@ -580,6 +592,7 @@ class Replica::Machine final : public SyncHost {
   RequestQueue parked_;
   RequestQueue room_;
   uint32_t pending_count_ = 0;
+  uint64_t numbered_bytes_ = 0;  // of payloads, in this event
   uint64_t next_deadline_ms_ = 0;
   OpId last_op_ = 0;
 

@@ -51,6 +51,8 @@ enum class UpdateKind : uint8_t {
 };
 
 // What a chunk is given at its creation (or by `replace`), stored and returned with reads.
+constexpr uint32_t kPinned = 1;  // Attributes::flags: isn't evicted
+
 struct Attributes {
   std::array<uint8_t, kMaxTagBytes> tag{};
   uint8_t tag_bytes = 0;
@@ -61,6 +63,8 @@ struct Attributes {
   uint32_t logical_length_bytes = 0;  // before the codec; 0 when codec is 0
   uint64_t expiry_ms = 0;             // manager time; 0 = never
   friend constexpr bool operator==(const Attributes&, const Attributes&) = default;
+  constexpr bool pinned() const { return (flags & kPinned) != 0; }
+  constexpr bool expired(uint64_t manager_ms) const { return expiry_ms != 0 && expiry_ms <= manager_ms; }
   constexpr bool same_tag(const Attributes& o) const { return tag_bytes == o.tag_bytes && tag == o.tag; }
 };
 

@@ -80,8 +80,9 @@ void Replica::Machine::answer_received(const Notice& n) {
 }
 
 void Replica::Machine::finish_read(Request* r, const ClientRead& read, const ChunkFacts& facts) {
-  if (facts.version.none()) return reply(r, Outcome::absent);
+  if (facts.version.none() || expired(facts)) return reply(r, Outcome::absent);
   if (read.compare_tag && !facts.attributes.same_tag(read.tag)) return reply(r, Outcome::tag_differs, facts);
+  if (read.touch) out_->push_back(Touch{read.key});
   if (read.facts_only) return reply(r, Outcome::ok, facts);
   r->state = Request::State::reading;
   r->chunk = facts;

@@ -61,6 +61,7 @@ void Replica::Machine::begin(uint64_t now_ms, Effects& out) {
   now_ms_ = now_ms;
   out_ = &out;
   out_begin_ = out.size();
+  numbered_bytes_ = 0;
   while (Pending* p = retired_pendings_) {
     retired_pendings_ = p->next_free;
     if (p->update.identity.client.value != 0) channels_.remove(p);

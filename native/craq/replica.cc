@@ -113,15 +113,14 @@ void Replica::Machine::judge_update(Request* r, const ClientUpdate& u) {
   if (u.payload_state == PayloadState::bad) return reply(r, Outcome::bad_checksum);
   Chunk* c = chunk(u.key);
   if (!turn_allows(r, u, c)) return;
+  const Outcome room = room_for(u);
+  if (room != Outcome::ok && store_.makes_room(u.key)) return park(r);
   if (u.payload_state == PayloadState::later && carries_payload(u.kind) && !r->fetched) {
     r->state = Request::State::fetching;
     r->op = new_op(Op::Kind::fetch_for_request, r, nullptr);
     out_->push_back(Fetch{r->op, u.payload});
     return;
   }
-  Outcome room = carries_payload(u.kind) || u.kind == UpdateKind::truncate
-                     ? store_.admit(u.key, u.kind, u.length_bytes)
-                     : Outcome::ok;
   if (room != Outcome::ok && u.identity.client.value == 0) return reply(r, room);
   Pending* p = number(u, c);
   std::get<ClientUpdate>(r->body).payload = kNoBuffer;  // p owns it now
@@ -190,6 +189,7 @@ uint64_t Replica::Machine::least_epoch(uint64_t space) const {
 bool Replica::Machine::turn_allows(Request* r, const ClientUpdate& u, Chunk* c) {
   const Pending* newest_pending = c->pendings.last();
   const bool absent = newest(c).version.none();
+  const bool gone = absent || expired(newest(c));  // for who asks whether it is there
   const bool conditional = u.kind == UpdateKind::create || !u.expected.none();
   const bool needs_chunk = u.need_existing || u.kind == UpdateKind::remove || u.kind == UpdateKind::truncate;
   if (newest_pending != nullptr && (newest_pending->fallen || conditional || (needs_chunk && absent) ||
@@ -202,11 +202,11 @@ bool Replica::Machine::turn_allows(Request* r, const ClientUpdate& u, Chunk* c) 
     reply(r, Outcome::condition_failed);
     return false;
   }
-  if (needs_chunk && absent) {
+  if ((needs_chunk && absent) || (u.need_existing && gone)) {
     reply(r, u.need_existing ? Outcome::absent : Outcome::ok);
     return false;
   }
-  if (u.kind == UpdateKind::create && !absent) {
+  if (u.kind == UpdateKind::create && !gone) {
     bool same = c->committed.attributes.same_tag(u.attributes);
     if (same) out_->push_back(Touch{u.key});
     reply(r, same ? Outcome::existed : Outcome::tag_differs, c->committed);
@@ -241,14 +241,17 @@ Pending* Replica::Machine::number(const ClientUpdate& u, Chunk* c) {
   update.version = Version{config_.version, ++counter_};
   update.identity = u.identity;
   update.space_epoch = u.space_epoch;
-  update.kind = u.kind;
+  const bool absent = newest(c).version.none();
+  update.kind =
+      u.kind == UpdateKind::create && !absent ? UpdateKind::replace : u.kind;  // over an expired one
   update.offset_bytes = u.offset_bytes;
   update.length_bytes = u.length_bytes;
   update.attributes = u.attributes;
   update.payload = u.payload;
   const Pending* below = c->pendings.last();
   update.base = below != nullptr ? below->version() : c->committed.version;
-  update.base_absent = newest(c).version.none();
+  update.base_absent = absent;
+  if (carries_payload(u.kind)) numbered_bytes_ += std::max(u.length_bytes, kLeastSlotBytes);
   Pending* p = new_pending(update, c);
   p->held = true;  // nobody is before the head
   return p;
@@ -475,6 +478,7 @@ void Replica::Machine::resolve(Pending* p, Pending::State state) {
     unreconciled_--;
   }
   if (p->page != nullptr) page_removed(p->page, outcome);
+  if (p->eviction) out_->push_back(Evicted{c->key, outcome});
   p->next_free = retired_pendings_;
   retired_pendings_ = p;
   retire(c);

@@ -91,6 +91,7 @@ struct ClientRead {
   bool facts_only = false;      // existence, length, tag: no Read effect, only the Reply
   bool compare_tag = false;     // answer tag_differs unless the chunk's tag is this one
   Attributes tag;               // only its tag is used
+  bool touch = false;           // counts as use of the chunk, if there is one: Touch
   uint64_t deadline_ms = 0;
 };
 
@@ -127,6 +128,23 @@ struct ClientLastChunk {
   Outcome authority = Outcome::ok;
   uint64_t space = 0;
   uint64_t deadline_ms = 0;
+};
+
+// To the head, from its own server: a chunk that may go. The order is carried out only if the chunk is as it
+// was when it was chosen: the same version committed, nothing pending, and either not used since and not
+// pinned, or expired.
+struct EvictionOrder {
+  ChunkKey key;
+  Version version;
+  uint64_t last_access = 0;  // as StoreView::last_access said
+  bool expired = false;
+};
+
+enum class EvictionAnswer : uint8_t {
+  ordered,   // it is removed from now on: Evicted follows
+  changed,   // the chunk isn't as it was
+  busy,      // too many updates are under way
+  not_head,  // this target doesn't order its chain's updates now
 };
 
 // ---- Effects ------------------------------------------------------------------------------
@@ -312,14 +330,20 @@ struct StateChanged {
   ChainVersion chain_version;
 };
 
-// The block was used (eviction's clock).
+// The chunk was used: a read that counts as use, or a create that found it.
 struct Touch {
   ChunkKey key;
 };
 
+// The end of an eviction that was ordered. ok: the chunk is gone. Others: the chain changed meanwhile.
+struct Evicted {
+  ChunkKey key;
+  Outcome outcome = Outcome::ok;
+};
+
 using Effect = std::variant<SendUpdate, SendNotice, Reply, Fetch, Release, Stage, Commit, Refuse, Read, Load,
                             SetSpaceEpoch, PersistChain, ProposalPersisted, StateChanged, Touch, SendSync,
-                            Copy, Install, Erase, ResetTarget, SetRetry, Repaired>;
+                            Copy, Install, Erase, ResetTarget, SetRetry, Repaired, Evicted>;
 using Effects = std::vector<Effect>;
 
 // ---- The machine --------------------------------------------------------------------------
@@ -355,6 +379,9 @@ enum class Mutant : uint8_t {
   repair_any_version,                  // a repair is installed whatever is committed by now
   trust_old_attempts,                  // messages of an earlier attempt take effect
   no_epoch_copy,                       // the space epochs aren't copied
+  evict_whatever_happened = 50,        // eviction: the conditions of an order aren't checked
+  evict_beside_pendings,               // nor whether something is pending
+  expired_is_there,                    // expired chunks are read and found
 };
 
 struct Options {
@@ -411,6 +438,9 @@ class Replica {
   void on_client_set_space_epoch(const ClientSetSpaceEpoch& request, uint64_t now_ms, Effects& out);
   void on_client_remove_page(const ClientRemovePage& request, uint64_t now_ms, Effects& out);
   void on_client_last_chunk(const ClientLastChunk& request, uint64_t now_ms, Effects& out);
+
+  // Removes a chunk to make room, or because it has expired. Evictions take at most half of the pendings.
+  EvictionAnswer on_evict(const EvictionOrder& order, uint64_t now_ms, Effects& out);
 
   // Messages of members. Those of one connection come in order; loss, repetition and reordering
   // across connections are allowed. An update's payload is `later` only if Fetch can bring it.

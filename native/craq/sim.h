@@ -14,10 +14,10 @@
  *    1 TICK
  *    2 RECORDED, 3 PROPOSED   chain, count u8, count x (target u64, state u8, incarnation u64)
  *    4 UPDATE    token u64, chain, authority u16, client u64, channel u32, sequence u64, key,
- *                kind u8, offset u32, length u32, tag u64, expected version, epoch u64,
- *                deadline u64, need_existing u8, payload_state u8, payload bytes
+ *                kind u8, offset u32, length u32, tag u64, flags u8 (1 pinned), expiry u64, expected
+ *                version, epoch u64, deadline u64, need_existing u8, payload_state u8, payload bytes
  *    5 READ      token u64, chain, authority u16, key, offset u32, length u32, epoch u64,
- *                flags u8 (1 uncommitted_ok, 2 facts_only, 4 compare_tag), tag u64, deadline u64
+ *                flags u8 (1 uncommitted_ok, 2 facts_only, 4 compare_tag, 8 touch), tag u64, deadline u64
  *    6 SET_EPOCH token u64, chain, authority u16, space u64, epoch u64, deadline u64
  *    7 REMOVE_PAGE token u64, chain, authority u16, space u64, has_after u8, key, limit u32,
  *                epoch u64, deadline u64
@@ -28,8 +28,8 @@
  *   12 CONNECTED target u64
  *   13 CRASH     keep u32: of the records that aren't durable, the first `keep` survive;
  *                the replica starts anew, without configuration
- *   14 SPACE     admit u16, stage u16: outcomes that admit() and Stage give from now on; unless it is ok,
- *                Install ends with no_space
+ *   14 SPACE     admit u16, stage u16, evicts u8: outcomes that admit() and Stage give from now on; unless it
+ *                is ok, Install ends with no_space. evicts: what admit() refuses waits
  *   15 DUMP
  *   16 FENCE     client u64
  *   17 LEASE     until u64: the manager's lease
@@ -40,6 +40,10 @@
  *   20 DAMAGED   key, version: on_damaged
  *   21 COMPARE   key: on_compare
  *   22 STATUS
+ *   23 EVICT     key, version, last access u64, expired u8: on_evict
+ *   24 CLOCK     manager time u64, from now on
+ *   25 TOUCH     key: the store hears of a use (a Touch of the replica does the same). A crash forgets it
+ *   26 SAMPLE    key
  *
  * The answer is a sequence of records, each a type u8, a size u32 of what follows, and
  *    1 SEND      to u64, message bytes; type u8 (0 update, 255 of recovery, else NoticeType)
@@ -65,6 +69,9 @@
  *                u8, state u8, leased u8, suspect u64, sync_target u64, sync_done u8, sync_failure u16,
  *                damaged u32, repaired u32, pendings u32, waiting u32, buffers u32, undurable u32
  *   12 COMPARED  more u8, key to go on from
+ *   13 EVICTION  answer u8 (0 ordered, 1 changed, 2 busy, 3 not head), after what it led to
+ *   14 EVICTED   key, outcome u16
+ *   15 SAMPLED   version, last access u64, pinned u8, expired u8
  */
 #ifndef FFS_CRAQ_SIM_H
 #define FFS_CRAQ_SIM_H

@@ -20,6 +20,9 @@ enum class AnswerType : uint8_t {
   repaired,
   status,
   compared,
+  eviction,
+  evicted,
+  sampled,
 };
 
 class Answer {

@@ -124,6 +124,12 @@ void Target::execute(const Repaired& e) {
   a.put_flag(e.ok);
 }
 
+void Target::execute(const Evicted& e) {
+  Answer a(out_, AnswerType::evicted);
+  a.put(e.key);
+  a.put(static_cast<uint16_t>(e.outcome));
+}
+
 // ---- buffers, reads ---------------------------------------------------------------------------
 
 void Target::execute(const Fetch& e) {

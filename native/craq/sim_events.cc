@@ -122,6 +122,7 @@ bool Target::dispatch(EventType type, Reader& in) {
     case EventType::space:
       store_.admit_outcome = read_outcome(in);
       stage_outcome_ = read_outcome(in);
+      store_.evicts = in.u8() != 0;
       return in.done();
     case EventType::dump:
       return in.done() && dump();
@@ -139,6 +140,19 @@ bool Target::dispatch(EventType type, Reader& in) {
       return damaged(in);
     case EventType::compare:
       return compare(in);
+    case EventType::evict:
+      return evict(in);
+    case EventType::clock:
+      store_.manager_time_ms = in.u64();
+      return in.done();
+    case EventType::touch: {
+      const ChunkKey key = in.key();
+      if (!in.done()) return false;
+      store_.touch(key);
+      return true;
+    }
+    case EventType::sample:
+      return sample(in);
   }
   return false;
 }
@@ -174,6 +188,8 @@ bool Target::client_update(Reader& in) {
   u.offset_bytes = in.u32();
   u.length_bytes = in.u32();
   u.attributes = tagged(in.u64());
+  u.attributes.flags = in.u8();
+  u.attributes.expiry_ms = in.u64();
   u.expected = in.version();
   u.space_epoch = in.u64();
   u.deadline_ms = in.u64();
@@ -196,6 +212,7 @@ bool Target::client_read(Reader& in) {
   r.uncommitted_ok = (flags & 1) != 0;
   r.facts_only = (flags & 2) != 0;
   r.compare_tag = (flags & 4) != 0;
+  r.touch = (flags & 8) != 0;
   r.tag = tagged(in.u64());
   r.deadline_ms = in.u64();
   return in.done() && run([&] { replica_->on_client_read(r, now_ms_, effects_); });
@@ -309,6 +326,31 @@ bool Target::compare(Reader& in) {
   Answer a(out_, AnswerType::compared);
   a.put_flag(next.has_value());
   a.put(next.value_or(ChunkKey{}));
+  return true;
+}
+
+bool Target::evict(Reader& in) {
+  EvictionOrder order;
+  order.key = in.key();
+  order.version = in.version();
+  order.last_access = in.u64();
+  order.expired = in.u8() != 0;
+  if (!in.done()) return false;
+  EvictionAnswer answer{};
+  run([&] { answer = replica_->on_evict(order, now_ms_, effects_); });
+  Answer(out_, AnswerType::eviction).put(static_cast<uint8_t>(answer));
+  return true;
+}
+
+bool Target::sample(Reader& in) {
+  const ChunkKey key = in.key();
+  if (!in.done()) return false;
+  const ChunkFacts facts = store_.committed(key);
+  Answer a(out_, AnswerType::sampled);
+  a.put(facts.version);
+  a.put(store_.last_access(key));
+  a.put_flag(facts.attributes.pinned());
+  a.put_flag(!facts.version.none() && facts.attributes.expired(store_.manager_time_ms));
   return true;
 }
 

@@ -170,6 +170,7 @@ bool ModelStore::make_durable(Record* record) {
 void ModelStore::crash(size_t keep) {
   for (size_t i = 0; i < std::min(keep, tail_.size()); i++) durable_.apply(tail_[i]);
   tail_.clear();
+  uses_.clear();
   now_ = durable_;
 }
 
@@ -220,6 +221,11 @@ std::optional<RetryEntry> ModelStore::retry(ClientId client, uint32_t channel) c
 uint64_t ModelStore::least_epoch(uint64_t space) const {
   auto at = now_.epochs.find(space);
   return at == now_.epochs.end() ? 0 : at->second;
+}
+
+uint64_t ModelStore::last_access(const ChunkKey& key) const {
+  auto at = uses_.find(key);
+  return at == uses_.end() ? 0 : at->second;
 }
 
 std::optional<ChunkKey> ModelStore::first_committed(uint64_t space, const ChunkKey* after) const {

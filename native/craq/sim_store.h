@@ -95,7 +95,12 @@ class ModelStore final : public StoreView {
   size_t undurable() const { return tail_.size(); }
   const ModelState& state() const { return now_; }
 
+  // The chunk was used. Not journalled: a crash forgets it.
+  void touch(const ChunkKey& key) { uses_[key] = ++last_use_; }
+
   Outcome admit_outcome = Outcome::ok;
+  bool evicts = false;  // what admit refuses waits
+  uint64_t manager_time_ms = 0;
 
   // --- StoreView
   ChunkFacts committed(const ChunkKey& key) const override;
@@ -104,7 +109,10 @@ class ModelStore final : public StoreView {
   bool fenced(ClientId client) const override { return now_.fenced.count(client.value) != 0; }
   uint64_t least_epoch(uint64_t space) const override;
   ChainRecord chain_record() const override { return now_.chain; }
-  Outcome admit(const ChunkKey&, UpdateKind, uint32_t) const override { return admit_outcome; }
+  Outcome admit(const ChunkKey&, UpdateKind, uint32_t, uint64_t) const override { return admit_outcome; }
+  bool makes_room(const ChunkKey&) const override { return evicts; }
+  uint64_t manager_ms() const override { return manager_time_ms; }
+  uint64_t last_access(const ChunkKey& key) const override;
   std::optional<ChunkKey> first_committed(uint64_t space, const ChunkKey* after) const override;
   std::optional<ChunkKey> last_committed(uint64_t space) const override;
   std::optional<ChunkDigest> digest_at_or_after(const ChunkKey& key) const override;
@@ -116,6 +124,8 @@ class ModelStore final : public StoreView {
   ModelState durable_;
   ModelState now_;
   std::vector<Record> tail_;  // appended, not durable
+  std::map<ChunkKey, uint64_t> uses_;
+  uint64_t last_use_ = 0;
 };
 
 }  // namespace ffs::craq::sim

@@ -37,6 +37,10 @@ enum class EventType : uint8_t {
   damaged,
   compare,
   status,
+  evict,
+  clock,
+  touch,
+  sample,
 };
 
 class Target {
@@ -70,6 +74,8 @@ class Target {
   bool damage(Reader& in);
   bool damaged(Reader& in);
   bool compare(Reader& in);
+  bool evict(Reader& in);
+  bool sample(Reader& in);
   bool dump();
   bool put_status();
   template <typename F>
@@ -105,7 +111,8 @@ class Target {
   void execute(const ProposalPersisted& e);
   void execute(const StateChanged& e);
   void execute(const Repaired& e);
-  void execute(const Touch&) {}
+  void execute(const Touch& e) { store_.touch(e.key); }
+  void execute(const Evicted& e);
 
   const TargetId self_;
   const ChainId chain_;

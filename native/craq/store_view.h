@@ -99,9 +99,19 @@ class StoreView {
 
   virtual ChainRecord chain_record() const = 0;
 
-  // Would an update of that many bytes fit now? ok, no_space or over_quota. Asked by the head
-  // before it numbers an update; a hint: Stage may fail all the same.
-  virtual Outcome admit(const ChunkKey& key, UpdateKind kind, uint32_t length_bytes) const = 0;
+  // Would an update of length_bytes fit now, beside others of unseen_bytes that were numbered in this very
+  // event (their Stage hasn't been executed; each counted as 4 KiB at least)? ok, no_space or over_quota. Asked by the head before it numbers
+  // an update; a hint: Stage may fail all the same.
+  virtual Outcome admit(const ChunkKey& key, UpdateKind kind, uint32_t length_bytes,
+                        uint64_t unseen_bytes) const = 0;
+  // Whether evictions will make room for what admit() refuses now: then it waits.
+  virtual bool makes_room(const ChunkKey&) const { return false; }
+
+  // --- eviction (docs/craq.md, Eviction)
+  // The manager's time, ms, as far as it is known here; 0: not. What has expired by it is absent for clients.
+  virtual uint64_t manager_ms() const { return 0; }
+  // Changes with each use of the chunk that this target knows of.
+  virtual uint64_t last_access(const ChunkKey&) const { return 0; }
 
   // The first key of a space above `after` (nullptr: the first of all) and the last key of a
   // space, among the committed chunks.

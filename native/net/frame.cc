@@ -91,6 +91,8 @@ uint32_t min_fixed_bytes(Type type) {
       return sizeof(wire::Notice);
     case Type::kSync:
       return sizeof(wire::Sync);
+    case Type::kUsed:
+      return sizeof(wire::Used);
   }
   return 0;
 }

@@ -112,8 +112,10 @@ EvictionAnswer Shard::on_evict_order(void* owner, TargetId id, const craq::Evict
   return answer;
 }
 
-bool Shard::on_evict_ahead(void*, uint32_t) {
-  return true;
+bool Shard::on_evict_ahead(void* owner, uint32_t removals) {
+  constexpr uint32_t kRemovalBytes = 4096;  // about a block of the journal
+  Shard* self = static_cast<Shard*>(owner);
+  return self->background_.take(io::OpClass::eviction, removals * kRemovalBytes, self->now_us_);
 }
 
 // --- reports to the head --------------------------------------------------------------------------

@@ -86,6 +86,9 @@ class Mutant(IntEnum):
     REPAIR_ANY_VERSION = 37
     TRUST_OLD_ATTEMPTS = 38
     NO_EPOCH_COPY = 39
+    EVICT_WHATEVER_HAPPENED = 50
+    EVICT_BESIDE_PENDINGS = 51
+    EXPIRED_IS_THERE = 52
 
 
 class Notice(IntEnum):
@@ -171,6 +174,27 @@ class Answer(IntEnum):
     REPAIRED = 10
     STATUS = 11
     COMPARED = 12
+    EVICTION = 13
+    EVICTED = 14
+    SAMPLED = 15
+
+
+class Eviction(IntEnum):
+    """craq::EvictionAnswer."""
+
+    ORDERED = 0
+    CHANGED = 1
+    BUSY = 2
+    NOT_HEAD = 3
+
+
+class Sample(NamedTuple):
+    """A committed chunk as eviction sees it; version NONE: there is none."""
+
+    version: Version
+    last_access: int
+    pinned: bool
+    expired: bool
 
 
 class Reply(NamedTuple):
@@ -290,7 +314,7 @@ def dotted(version: tuple[int, ...]) -> str:
 # ---- events ---------------------------------------------------------------------------------
 
 _HEAD = struct.Struct("<BQ")
-_UPDATE = struct.Struct("<QIIHQIQ24sBIIQIIQQQBBI")
+_UPDATE = struct.Struct("<QIIHQIQ24sBIIQBQIIQQQBBI")
 _READ = struct.Struct("<QIIH24sIIQBQQ")
 _SPACE = struct.Struct("<QIIHQ")
 
@@ -319,6 +343,8 @@ def update(
     length: int | None = None,
     payload: bytes = b"",
     tag: int = 0,
+    pin: bool = False,
+    expiry: int = 0,
     expected: Version = NONE,
     epoch: int = 0,
     deadline: int = 0,
@@ -330,8 +356,8 @@ def update(
     return (
         _HEAD.pack(4, now)
         + _UPDATE.pack(
-            token, *chain, authority, *identity, key, kind, offset, size, tag, *expected, epoch, deadline,
-            need_existing, payload_state, len(payload),
+            token, *chain, authority, *identity, key, kind, offset, size, tag, pin, expiry, *expected, epoch,
+            deadline, need_existing, payload_state, len(payload),
         )
         + payload
     )  # fmt: skip
@@ -341,7 +367,7 @@ def read(
     now: int, token: int, chain: Chain, key: bytes, *, offset: int = 0, length: int = 1 << 24, epoch: int = 0,
     flags: int = 0, tag: int = 0, deadline: int = 0,
 ) -> bytes:  # fmt: skip
-    """flags: 1 uncommitted_ok, 2 facts_only, 4 compare_tag."""
+    """flags: 1 uncommitted_ok, 2 facts_only, 4 compare_tag, 8 touch."""
     return _HEAD.pack(5, now) + _READ.pack(
         token, *chain, Outcome.OK, key, offset, length, epoch, flags, tag, deadline
     )
@@ -387,8 +413,8 @@ def crash(now: int, keep: int) -> bytes:
     return _HEAD.pack(13, now) + struct.pack("<I", keep)
 
 
-def space(now: int, admit: int, stage: int) -> bytes:
-    return _HEAD.pack(14, now) + struct.pack("<HH", admit, stage)
+def space(now: int, admit: int, stage: int, *, evicts: bool = False) -> bytes:
+    return _HEAD.pack(14, now) + struct.pack("<HHB", admit, stage, evicts)
 
 
 def dump(now: int) -> bytes:
@@ -419,6 +445,23 @@ def compare(now: int, key: bytes) -> bytes:
     return _HEAD.pack(21, now) + struct.pack("<24s", key)
 
 
+def evict(now: int, key: bytes, chosen: Sample) -> bytes:
+    order = struct.pack("<24sIIQQB", key, *chosen.version, chosen.last_access, chosen.expired)
+    return _HEAD.pack(23, now) + order
+
+
+def clock(manager_ms: int) -> bytes:
+    return _HEAD.pack(24, 0) + struct.pack("<Q", manager_ms)
+
+
+def touch(key: bytes) -> bytes:
+    return _HEAD.pack(25, 0) + struct.pack("<24s", key)
+
+
+def sample(key: bytes) -> bytes:
+    return _HEAD.pack(26, 0) + struct.pack("<24s", key)
+
+
 def status() -> bytes:
     return _HEAD.pack(22, 0)
 
@@ -433,7 +476,8 @@ _RECORD_HEAD = struct.Struct("<BI")
 def parse(answer: bytes) -> list[tuple[int, object]]:
     """[(Answer, ...)]: SEND (to, message, type), REPLY Reply, RECORD Record, STARTED (kind, op), STATE
     (serving, reason, chain), PROPOSAL chain, FAULT text, DUMPED Store, FAILED outcome, REPAIRED (key,
-    version, ok), STATUS Status, COMPARED key or None."""
+    version, ok), STATUS Status, COMPARED key or None, EVICTION Eviction, EVICTED (key,
+    outcome), SAMPLED Sample."""
     out: list[tuple[int, object]] = []
     at, end = 0, len(answer)
     while at < end:
@@ -511,6 +555,20 @@ def _compared(b: bytes, at: int, size: int) -> object:
     return key if more else None
 
 
+def _eviction(b: bytes, at: int, size: int) -> object:
+    return Eviction(b[at])
+
+
+def _evicted(b: bytes, at: int, size: int) -> object:
+    key, outcome = struct.unpack_from("<24sH", b, at)
+    return key, Outcome(outcome)
+
+
+def _sampled(b: bytes, at: int, size: int) -> object:
+    f = struct.unpack_from("<IIQQBB", b, at)
+    return Sample(f[0:3], f[3], bool(f[4]), bool(f[5]))
+
+
 def _dumped(b: bytes, at: int, size: int) -> object:
     def count() -> int:
         nonlocal at
@@ -555,6 +613,9 @@ _PARSERS = {
     Answer.REPAIRED: _repaired,
     Answer.STATUS: _status,
     Answer.COMPARED: _compared,
+    Answer.EVICTION: _eviction,
+    Answer.EVICTED: _evicted,
+    Answer.SAMPLED: _sampled,
 }
 
 

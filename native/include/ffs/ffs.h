@@ -289,6 +289,7 @@ typedef struct {
   uint64_t bytes;            /* as allocated */
   uint64_t evicted_chunks, evicted_bytes;
   uint64_t hits;             /* uses of chunks that were there, at this target */
+  uint64_t expired_chunks;   /* removed because they had expired; not among the evicted */
   uint32_t ready;            /* 0: still being counted; chunks and bytes are too low */
   uint32_t reserved;
 } ffs_space_use;
