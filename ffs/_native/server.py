@@ -163,6 +163,7 @@ class SpaceUse:
     evicted_chunks: int
     evicted_bytes: int
     hits: int
+    expired_chunks: int
     ready: bool
 
 

@@ -243,9 +243,9 @@ int ffs_server_space_use(ffs_server* server, ffs_space_use* out, uint32_t capaci
   const auto all = server->server.space_use();
   for (size_t i = 0; i < all.size() && i < capacity; i++) {
     const ffs::server::SpaceUse& from = all[i];
-    out[i] =
-        ffs_space_use{from.target.value,  from.space, from.chunks,          from.bytes, from.evicted_chunks,
-                      from.evicted_bytes, from.hits,  from.ready ? 1u : 0u, 0};
+    out[i] = ffs_space_use{
+        from.target.value,  from.space, from.chunks,         from.bytes,           from.evicted_chunks,
+        from.evicted_bytes, from.hits,  from.expired_chunks, from.ready ? 1u : 0u, 0};
   }
   return static_cast<int>(std::min<size_t>(all.size(), INT32_MAX));
 }

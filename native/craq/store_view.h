@@ -100,8 +100,8 @@ class StoreView {
   virtual ChainRecord chain_record() const = 0;
 
   // Would an update of length_bytes fit now, beside others of unseen_bytes that were numbered in this very
-  // event (their Stage hasn't been executed; each counted as 4 KiB at least)? ok, no_space or over_quota. Asked by the head before it numbers
-  // an update; a hint: Stage may fail all the same.
+  // event (their Stage hasn't been executed; each counted as 4 KiB at least)? ok, no_space or over_quota.
+  // Asked by the head before it numbers an update; a hint: Stage may fail all the same.
   virtual Outcome admit(const ChunkKey& key, UpdateKind kind, uint32_t length_bytes,
                         uint64_t unseen_bytes) const = 0;
   // Whether evictions will make room for what admit() refuses now: then it waits.
