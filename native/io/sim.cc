@@ -8,32 +8,44 @@ namespace ffs::io {
 // ------------------------------------------------------------------------------ SimImage
 
 void SimImage::read(uint64_t offset, uint8_t* memory, size_t size) const {
+  FFS_CHECK(offset + size <= size_bytes_);
   while (size > 0) {
-    uint64_t page = offset / 4096, within = offset % 4096;
-    size_t part = std::min<size_t>(size, 4096 - within);
-    auto found = pages_.find(page);
-    if (found == pages_.end()) {
+    const Extent* extent = extents_[offset / kExtentBytes].get();
+    const uint64_t within = offset % (extent == nullptr ? kExtentBytes : 4096);
+    const size_t part = std::min<size_t>(size, (extent == nullptr ? kExtentBytes : 4096) - within);
+    const Page* page = extent == nullptr ? nullptr : extent->pages[offset / 4096 % 64].get();
+    if (page == nullptr) {
       std::memset(memory, 0, part);
     } else {
-      std::memcpy(memory, found->second->data() + within, part);
+      std::memcpy(memory, page->data() + within, part);
     }
     memory += part, offset += part, size -= part;
   }
 }
 
+std::shared_ptr<SimImage::Page>& SimImage::slot(uint64_t page) {
+  auto& extent = extents_[page / 64];
+  if (extent == nullptr) {
+    extent = std::make_shared<Extent>();
+  } else if (extent.use_count() > 1) {
+    extent = std::make_shared<Extent>(*extent);
+  }
+  return extent->pages[page % 64];
+}
+
 void SimImage::write(uint64_t offset, const uint8_t* memory, size_t size) {
   FFS_CHECK(offset + size <= size_bytes_);
   while (size > 0) {
-    uint64_t page = offset / 4096, within = offset % 4096;
-    size_t part = std::min<size_t>(size, 4096 - within);
-    auto& slot = pages_[page];
-    if (slot == nullptr) {
-      slot = std::make_shared<Page>();
-      slot->fill(0);
-    } else if (slot.use_count() > 1) {
-      slot = std::make_shared<Page>(*slot);
+    const uint64_t within = offset % 4096;
+    const size_t part = std::min<size_t>(size, 4096 - within);
+    auto& page = slot(offset / 4096);
+    if (page == nullptr) {
+      page = std::make_shared<Page>();
+      page->fill(0);
+    } else if (page.use_count() > 1) {
+      page = std::make_shared<Page>(*page);
     }
-    std::memcpy(slot->data() + within, memory, part);
+    std::memcpy(page->data() + within, memory, part);
     memory += part, offset += part, size -= part;
   }
 }
@@ -47,28 +59,26 @@ void SimImage::flip(uint64_t offset, uint8_t mask) {
 
 void SimImage::discard(uint64_t offset, uint64_t size, std::optional<uint64_t> garbage_seed) {
   FFS_CHECK(offset % 4096 == 0 && size % 4096 == 0 && offset + size <= size_bytes_);
-  const uint64_t from = offset / 4096, to = (offset + size) / 4096;
-  if (!garbage_seed) {
-    pages_.erase(pages_.lower_bound(from), pages_.lower_bound(to));
-    return;
+  std::shared_ptr<Page> left;  // zeros
+  if (garbage_seed) {
+    std::mt19937_64 random(*garbage_seed);
+    left = std::make_shared<Page>();
+    for (auto& byte : *left) byte = static_cast<uint8_t>(random());
   }
-  std::mt19937_64 random(*garbage_seed);
-  auto garbage = std::make_shared<Page>();
-  for (auto& byte : *garbage) byte = static_cast<uint8_t>(random());
-  for (uint64_t page = from; page < to; page++) pages_[page] = garbage;
+  for (uint64_t page = offset / 4096; page < (offset + size) / 4096; page++) slot(page) = left;
 }
 
 bool SimImage::operator==(const SimImage& other) const {
-  auto covers = [](const SimImage& a, const SimImage& b) {
-    static const Page zeros{};
-    for (const auto& [number, page] : a.pages_) {
-      auto found = b.pages_.find(number);
-      const Page& peer = found == b.pages_.end() ? zeros : *found->second;
-      if (&peer != page.get() && peer != *page) return false;
-    }
-    return true;
-  };
-  return size_bytes_ == other.size_bytes_ && covers(*this, other) && covers(other, *this);
+  if (size_bytes_ != other.size_bytes_) return false;
+  std::vector<uint8_t> a(kExtentBytes), b(kExtentBytes);
+  for (size_t i = 0; i < extents_.size(); i++) {
+    if (extents_[i] == other.extents_[i]) continue;
+    const size_t size = std::min(kExtentBytes, size_bytes_ - i * kExtentBytes);
+    read(i * kExtentBytes, a.data(), size);
+    other.read(i * kExtentBytes, b.data(), size);
+    if (!std::equal(a.begin(), a.begin() + static_cast<ptrdiff_t>(size), b.begin())) return false;
+  }
+  return true;
 }
 
 namespace {
@@ -132,6 +142,12 @@ bool SimIo::strikes(SimFault::Kind first, SimFault::Kind last, uint64_t offset) 
     return false;
   if (fault_.skip > 0) return fault_.skip--, false;
   return struck_ = true;
+}
+
+void SimIo::rot(uint64_t offset, uint8_t mask) {
+  image_.flip(offset, mask);
+  damage_.push_back({offset, 1, log_.size()});
+  struck_ = true;
 }
 
 void SimIo::misdo(Running* running) {

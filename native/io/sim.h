@@ -25,7 +25,8 @@ namespace ffs::io {
 // The content of a disk: sparse, unwritten parts are zeros. Copying shares pages until they change.
 class SimImage {
  public:
-  explicit SimImage(uint64_t size_bytes) : size_bytes_(size_bytes) {}
+  explicit SimImage(uint64_t size_bytes)
+      : size_bytes_(size_bytes), extents_((size_bytes + kExtentBytes - 1) / kExtentBytes) {}
   uint64_t size_bytes() const { return size_bytes_; }
   void read(uint64_t offset, uint8_t* memory, size_t size) const;
   void write(uint64_t offset, const uint8_t* memory, size_t size);
@@ -36,8 +37,14 @@ class SimImage {
 
  private:
   using Page = std::array<uint8_t, 4096>;
+  struct Extent {
+    std::array<std::shared_ptr<Page>, 64> pages;  // null: zeros
+  };
+  static constexpr uint64_t kExtentBytes = 64 * 4096;
+  std::shared_ptr<Page>& slot(uint64_t page);  // for writing
+
   uint64_t size_bytes_;
-  std::map<uint64_t, std::shared_ptr<Page>> pages_;
+  std::vector<std::shared_ptr<Extent>> extents_;  // null: zeros
 };
 
 struct SimDevice {
@@ -103,7 +110,9 @@ class SimIo final : public Io {
   void fail_write_after(uint64_t count) { fail_write_ = count; }
   void fail_sync_after(uint64_t count) { fail_sync_ = count; }
   void inject(const SimFault& fault) { fault_ = fault; }
-  bool struck() const { return struck_; }                           // the fault has happened
+  // A bit of what is at rest changes.
+  void rot(uint64_t offset, uint8_t mask);
+  bool struck() const { return struck_; }                           // the fault or rot has happened
   const std::vector<SimDamage>& damage() const { return damage_; }  // by it, at rest
   // The first thing that no program may ask of a device: a write over one that is in flight, anything
   // over a discard in flight. Empty: none.
