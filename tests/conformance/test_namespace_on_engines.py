@@ -15,8 +15,10 @@ import pytest
 
 from ffs import errors
 from ffs.proto import meta
+from ffs.proto.records import KvParams
 from metadata.fs.collector import Collector
 from metadata.fs.sessions import SessionSweeper
+from metadata.fs.spaces import SpaceIndex, read_index
 from metadata.kv import open_store
 from metadata.kv.contract import Store
 from metadata.kv.faults import FaultyStore, Rates
@@ -74,6 +76,19 @@ def test_one_story(engine: str, faulty: bool, tmp_path: Path) -> None:
         await me(meta.Unlink(path=b"/g"))
         assert (await me(meta.Stat(path=b"/h"))).attributes.nlink == 1
         await me(meta.Unlink(path=b"/h"))
+        spaces = [
+            (await me(meta.KvCreate(path=b"/kv%d" % i, params=KvParams(4096, quota_bytes=1 << 20)))).ino
+            for i in range(4)
+        ]
+        await me(meta.SetKvSpace(path=b"/kv1", what=meta.SET_QUOTA, quota_bytes=2 << 20))
+        await me(meta.Rename(source=b"/kv1", target=b"/kv2"))  # the one of that name goes
+        await me(meta.Unlink(path=b"/kv3"))
+        index = await store.read(lambda snap: read_index(snap, SpaceIndex()))
+        assert {ino: entry.kv.quota_bytes for ino, entry in index.spaces.items()} == {
+            spaces[0]: 1 << 20,
+            spaces[1]: 2 << 20,
+        }
+        await me(meta.UnlinkMany(paths=(b"/kv0", b"/kv2")))
         dead = await Caller.connect(namespace)
         late = await dead(meta.Open(path=b"/late", flags=meta.OPEN_WRITE | meta.OPEN_CREATE))
         chains.write(late.ino, late.attributes.layout, 0, 0, 5000, range(100, 105))
@@ -86,6 +101,7 @@ def test_one_story(engine: str, faulty: bool, tmp_path: Path) -> None:
         listed = await me(meta.ReadDir(path=b"/"))
         assert [e.name for e in listed.entries] == [b"l", b"late"]
         assert chains.spaces() == {late.ino}
+        assert (await store.read(lambda snap: read_index(snap, index))).spaces == {}
         await store.close()
 
     asyncio.run(main())
