@@ -322,6 +322,7 @@ def _use(use: SpaceUse) -> proto.SpaceUse:
         evicted_chunks=use.evicted_chunks,
         evicted_bytes=use.evicted_bytes,
         hits=use.hits,
+        expired_chunks=use.expired_chunks,
     )
 
 

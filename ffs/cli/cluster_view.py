@@ -379,6 +379,7 @@ def space_fields(view: View, space: SpaceView) -> dict[str, object]:
         "blocks": space.chunks,
         "evicted_bytes": space.evicted_bytes,
         "evicted_blocks": space.evicted_chunks,
+        "expired_blocks": space.expired_chunks,
         "hits": space.hits,
         "chains": space.chains,
         "chains_reported": space.reported,

@@ -236,6 +236,8 @@ def stat_lines(
         f"evicted    {format_bytes(usage.evicted_bytes)} in {plural(usage.evicted_blocks, 'block')} "
         "since the servers started"
     )
+    if usage.expired_blocks:
+        yield f"expired    {plural(usage.expired_blocks, 'block')}"
     if usage.reported < usage.chains:
         chains = plural(usage.chains, "chain")
         yield f"           as {usage.reported} of {chains} say; the others said nothing yet"
@@ -301,6 +303,7 @@ def space_fields(
             "blocks": usage.blocks,
             "evicted_bytes": usage.evicted_bytes,
             "evicted_blocks": usage.evicted_blocks,
+            "expired_blocks": usage.expired_blocks,
             "hits": usage.hits,
             "chains": usage.chains,
             "chains_reported": usage.reported,

@@ -49,7 +49,7 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a space holds, as the heads of its chains said last; `reported` of its `chains` have said it.
-    Evictions and hits are counted since the servers started."""
+    Evictions, hits and what has outlived its time to live are counted since the servers started."""
 
     bytes: int
     blocks: int
@@ -60,6 +60,7 @@ class Usage:
     chains: int
     reported: int
     shares: tuple[Share, ...] = ()
+    expired_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +155,5 @@ def _usage(view: SpaceView) -> Usage:
             Share(share.chain, share.quota_bytes, share.bytes, share.chunks, share.evicted_bytes)
             for share in view.shares
         ),
+        expired_blocks=view.expired_chunks,
     )

@@ -227,6 +227,7 @@ class SpaceUse(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     evicted_chunks: int = 0
     evicted_bytes: int = 0
     hits: int = 0
+    expired_chunks: int = 0  # removed since they had outlived their TTL; not among the evicted
 
 
 class Heartbeat(Message, tag=106, kw_only=True):
@@ -539,6 +540,7 @@ class SpaceView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     chains: int
     reported: int
     shares: tuple[SpaceChainView, ...] = ()  # where one space was asked for
+    expired_chunks: int = 0
 
 
 class GetSpaces(Message, tag=128, kw_only=True):

@@ -394,6 +394,7 @@ class Spaces:
             evicted_chunks=sum(use.evicted_chunks for use in said),
             evicted_bytes=sum(use.evicted_bytes for use in said),
             hits=sum(use.hits for use in said),
+            expired_chunks=sum(use.expired_chunks for use in said),
             chains=len(shares),
             reported=len(known),
             shares=tuple(

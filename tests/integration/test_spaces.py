@@ -145,6 +145,8 @@ def test_blocks_are_gone_after_their_time(client: Client) -> None:
         keys, results = put(space, 8, seed=200)
         assert results.errors == {}
         until(lambda: not np.any(space.exists(keys).status == Status.HIT))
+        until(lambda: space.usage().blocks == 0)  # and their room comes back
+        assert (space.usage().expired_blocks, space.usage().evicted_blocks) == (8, 0)
         assert np.all(space.put(keys, blocks(8, 200)[1]).status == Status.STORED)  # as if they had never been
 
 

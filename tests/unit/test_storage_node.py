@@ -312,7 +312,7 @@ def test_a_deposed_managers_policies_are_not_taken() -> None:
 
 def test_use_is_told_of_what_has_been_counted_once_a_second_at_most() -> None:
     def use(space: int, *, ready: bool) -> SpaceUse:
-        return SpaceUse(7, space, 3, 300, 2, 200, 9, ready)
+        return SpaceUse(7, space, 3, 300, 2, 200, 9, 5, ready)
 
     async def body(manager: FakeManager, native: FakeNative) -> None:
         native.use = [use(50, ready=True), use(51, ready=False)]
@@ -321,7 +321,14 @@ def test_use_is_told_of_what_has_been_counted_once_a_second_at_most() -> None:
         assert manager.beats[0].space_use == ()  # no policy, nothing to tell
         assert told[0] == (
             proto.SpaceUse(
-                target=7, space=50, chunks=3, bytes=300, evicted_chunks=2, evicted_bytes=200, hits=9
+                target=7,
+                space=50,
+                chunks=3,
+                bytes=300,
+                evicted_chunks=2,
+                evicted_bytes=200,
+                hits=9,
+                expired_chunks=5,
             ),
         )
         assert len(told) < len(manager.beats) - 1

@@ -76,6 +76,7 @@ def use_of(target: int, space: int, held: int, evicted: int = 0) -> proto.SpaceU
         evicted_chunks=evicted >> 20,
         evicted_bytes=evicted,
         hits=3,
+        expired_chunks=2,
     )
 
 
@@ -216,6 +217,7 @@ def test_use_is_what_the_heads_say() -> None:
             assert view.bytes == sum(chains[:-1]) << 20
             assert view.chunks == sum(chains[:-1])
             assert (view.evicted_chunks, view.evicted_bytes) == (len(chains) - 1, len(chains) - 1 << 20)
+            assert view.expired_chunks == 2 * view.hits // 3 > 0
             assert (view.chains, view.reported) == (len(chains), len(chains) - 1)
             assert sum(share.quota_bytes for share in view.shares) == 4 * GIB
             assert [share.known for share in view.shares] == [True] * (len(chains) - 1) + [False]
