@@ -174,7 +174,8 @@ Status Recovery::load_slice(const BlockHeader& header, std::span<const uint8_t> 
 
 Status Recovery::load_snapshot() {
   if (super_.snapshot_area == kNoArea) return ok_status();
-  if (super_.snapshot_area > 1 || super_.snapshot_used > super_.snapshot_bytes)
+  if (super_.snapshot_area > 1 || super_.snapshot_used > super_.snapshot_bytes ||
+      super_.snapshot_used % kBlock != 0)
     return open_error(EBADMSG, "the superblock is damaged", "it names a snapshot that can't be");
   ReadAhead stream(s_.io, s_.file, super_.snapshot_offset[super_.snapshot_area], super_.snapshot_used);
   OrderedKey last;
