@@ -114,6 +114,14 @@ def status_lines(view: View) -> Iterator[str]:
         chains, replicas = plural(len(mine), "chain"), plural(entry.replicas, "replica")
         role = f"role {entry.role}, " if entry.role else ""
         yield f"table {entry.name}: {role}{replicas}, {chains}: {shown}"
+    if reply.spaces:
+        held = sum(space.bytes for space in reply.spaces)
+        evicted = sum(space.evicted_bytes for space in reply.spaces)
+        spaces = plural(len(reply.spaces), "KV space")
+        yield (
+            f"{spaces}: {format_bytes(held)} held, {format_bytes(evicted)} evicted since the servers started "
+            "(ffs space ls)"
+        )
     reasons = Counter(fold(view, chain.reason) for chain in reply.chains if not chain.whole)
     for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:REASONS]:
         yield f"  {plural(count, 'chain')}: {reason}"

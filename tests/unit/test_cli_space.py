@@ -178,7 +178,9 @@ def test_the_clusters_status_has_spaces_and_roles() -> None:
     (shown,) = fields["spaces"]
     assert (shown["inode"], shown["table"], shown["bytes"], shown["quota_bytes"]) == (77, "fast", 12288, 100)
     assert (shown["evicted_blocks"], shown["evicted_bytes"], shown["hits"]) == (1, 4096, 2)
-    assert "table fast: role kv, 2 replicas" in "\n".join(status_lines(view))
+    lines = "\n".join(status_lines(view))
+    assert "table fast: role kv, 2 replicas" in lines
+    assert "1 KV space: 12.0 KiB held, 4.0 KiB evicted since the servers started (ffs space ls)" in lines
     assert table_fields(view)[0]["role"] == "kv"
     assert table_table(view).splitlines()[1].split() == ["2", "fast", "kv", "2", "0", "2"]
 

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 
 import pytest
 from manager_world import CLIENT, STORAGE, Process, SimNode, cluster, run, until, until_primary, until_serving
+from msgspec.structs import replace
 
 from ffs.errors import NotFound
 from ffs.layout import Layout
 from ffs.proto import cluster as proto
 from ffs.proto.records import KV_EVICTABLE, KV_SPACE, Inode, KvParams
+from metadata.cluster import schema
 from metadata.cluster import spaces as module
+from metadata.cluster.schema import table_key
 from metadata.cluster.spaces import shares_key
 from metadata.fs.schema import KV_INDEX_COMPLETE, encode, inode_key, kv_index_key
 from metadata.fs.spaces import SpaceIndex, forget_space, keep_complete, note_space, read_index
@@ -23,7 +26,14 @@ TABLE = 1
 
 
 async def put_space(
-    store: Store, ino: int, quota: int, *, ttl_ms: int = 0, flags: int = KV_EVICTABLE, stripe: int = 0
+    store: Store,
+    ino: int,
+    quota: int,
+    *,
+    ttl_ms: int = 0,
+    flags: int = KV_EVICTABLE,
+    stripe: int = 0,
+    version: int = 1,
 ) -> None:
     """As the namespace does, at creation and at a change."""
     inode = Inode(
@@ -33,7 +43,7 @@ async def put_space(
         gid=0,
         btime_ns=1,
         ctime_ns=1,
-        layout=Layout(TABLE, 1, ino, 1 << 20, stripe),
+        layout=Layout(TABLE, version, ino, 1 << 20, stripe),
         kv=KvParams(1 << 20, quota_bytes=quota, ttl_ms=ttl_ms, flags=flags),
     )
 
@@ -41,6 +51,14 @@ async def put_space(
         txn.set(KV_INDEX_COMPLETE, b"\x01")
         txn.set(inode_key(ino), encode(inode))
         note_space(txn, ino, inode)
+
+    await store.run(body)
+
+
+async def put_table(store: Store, table: proto.TableRecord) -> None:
+    async def body(txn: Transaction) -> None:
+        txn.set(table_key(table.id, table.version), schema.encode(table))
+        await schema.raise_epoch(txn)
 
     await store.run(body)
 
@@ -308,6 +326,24 @@ def test_a_space_of_a_table_that_is_not_known_yet_waits_for_it() -> None:
             process.routing.view.tables[TABLE, 1] = known
             await beat(process, nodes)
             assert sum(quotas(nodes[0], 500).values()) == 4000
+
+    run(body)
+
+
+def test_each_space_is_split_over_the_version_of_the_table_that_it_was_made_with() -> None:
+    async def body() -> None:
+        async with cluster(count=3, replicas=3) as (process, nodes, store):
+            first = process.routing.view.tables[TABLE, 1]
+            await put_space(store, 500, 4 * GIB)
+            await beat(process, nodes)
+            old = quotas(nodes[0], 500)
+            assert old.keys() == set(first.chains)
+            await put_table(store, replace(first, version=2, chains=first.chains[:2]))
+            await process.manager.records_changed()
+            await put_space(store, 501, 4 * GIB, version=2)
+            await beat(process, nodes)
+            assert quotas(nodes[0], 500) == old  # keys never move between chains
+            assert quotas(nodes[0], 501) == {chain: 2 * GIB for chain in sorted(first.chains[:2])}
 
     run(body)
 
