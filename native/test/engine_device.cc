@@ -19,6 +19,7 @@
 #include "engine/format.h"
 #include "engine/record.h"
 #include "engine_harness.h"
+#include "loop_device.h"
 
 using namespace ffs;
 using namespace ffs::engine;
@@ -30,14 +31,6 @@ constexpr uint64_t kMiB = 1ull << 20;
 constexpr uint64_t kSize = 256 * kMiB;
 constexpr io::Backend kBackends[] = {io::Backend::uring, io::Backend::pread};
 
-// In memory where that takes O_DIRECT, so that no disk is waited for.
-std::string directory() {
-  const std::string probe = "/dev/shm/ffs-direct." + std::to_string(::getpid());
-  Fd fd(::open(probe.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600));
-  ::unlink(probe.c_str());
-  return fd.valid() ? "/dev/shm" : ".";
-}
-
 struct DeviceFile {
   std::string path;
   std::unique_ptr<io::Io> io;
@@ -45,7 +38,8 @@ struct DeviceFile {
 
   explicit DeviceFile(io::Backend backend = io::Backend::uring) {
     static int count = 0;
-    path = directory() + "/ffs-device-test." + std::to_string(::getpid()) + "." + std::to_string(count++);
+    path = ffs::testing::fast_directory() + "/ffs-device-test." + std::to_string(::getpid()) + "." +
+           std::to_string(count++);
     ::unlink(path.c_str());
     io::Options options;
     options.backend = backend;
