@@ -379,6 +379,7 @@ StoreMetrics ChunkStore::metrics() const {
   m.waiting_for_room = s.space_waiters.size();
   m.waiting = s.stage_waiters.size() + s.space_waiters.size() + s.read_waiters.count;
   m.free_slabs = s.allocator->free_slabs();
+  m.discards_due_bytes = s.allocator->due_slabs() * kSlabBytes;
   m.poisoned = s.poisoned;
   m.memory_bytes = s.state->memory_bytes() + s.allocator->memory_bytes();
   return m;

@@ -414,8 +414,9 @@ struct StoreMetrics {
   uint64_t slabs_emptied = 0;
   uint64_t free_slabs = 0;
   uint64_t discards = 0, discarded_bytes = 0, discard_failures = 0;
-  uint64_t waiting_for_room = 0;  // of `waiting`: updates that find no slot now
-  uint64_t memory_bytes = 0;  // for the chunks and the map of slots (docs/operations.md, Memory)
+  uint64_t discards_due_bytes = 0;  // freed slabs that weren't discarded yet
+  uint64_t waiting_for_room = 0;    // of `waiting`: updates that find no slot now
+  uint64_t memory_bytes = 0;        // for the chunks and the map of slots (docs/operations.md, Memory)
 };
 
 // What compaction would do good for. soon: few slabs are free and some could be. urgent: updates wait for a
