@@ -71,7 +71,7 @@ def run_engine(args: argparse.Namespace) -> int:
     from ffs.errors import InvalidArgument
 
     if args.mib < 64:
-        raise InvalidArgument("--mib: the cases need at least 64")
+        raise InvalidArgument(f"--mib {args.mib}: the cases need at least 64")
     if not args.tmpfs.is_dir():
         raise InvalidArgument(f"--tmpfs {args.tmpfs}: no such directory")
 

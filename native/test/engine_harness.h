@@ -91,6 +91,7 @@ struct Harness {
     options.cluster = cluster();
     options.scratch_bytes = 16u << 20;
     options.overlay_bytes = 16u << 20;
+    options.granule_sums = granule_sums;
     options.release_step_chunks = release_step_chunks;
     options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
     auto opened = ChunkStore::open_file(*io, io->disk(), io->size_bytes(), options, mutants);
@@ -116,6 +117,16 @@ struct Harness {
     }
     for (int i = 0; i < 1000 && (io->in_flight() > 0 || io->has_ready()); i++) io->run_once(0);
     store.reset();
+  }
+  // Until nothing is in flight, lone records and overlays on their way included.
+  void settle_records() {
+    for (int i = 0; i < 100'000; i++) {
+      clock_us += 10'000;
+      store->tick(clock_us);
+      io->run_once(0);
+      if (store->idle() && store->metrics().overlay_bytes == 0) return;
+    }
+    FAIL("the store doesn't come to rest, seed " << seed);
   }
   void run_until(const bool& done) {
     for (int i = 0; !done; i++) {
@@ -228,6 +239,7 @@ struct Harness {
   uint64_t clock_us = 1000;
   uint64_t reads = 0;
   uint32_t release_step_chunks = 128;
+  uint32_t granule_sums = 1024;
   uint64_t max_chunks = 0;
   uint64_t journal_bytes = 0;
 };

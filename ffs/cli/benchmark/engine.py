@@ -34,6 +34,7 @@ from ffs.errors import FfsError
 
 MEMORY_LIMIT_BYTES = 192  # a chunk of 1 MiB
 START_LIMIT_S = 5.0  # of a target with a million chunks
+MANY = 500_000
 SLAB_BYTES = 16 * MIB
 DEPTH = 64
 
@@ -158,7 +159,7 @@ class Suite:
     # --- many chunks --------------------------------------------------------------------------------
 
     def _start_up(self, names: frozenset[str], say: Callable[[str], None]) -> Iterator[Result]:
-        """What many chunks take, in a process of its own. The floor is the limit: `ratio` is how far below."""
+        """What many chunks take, in a process of its own. The floor is the limit, `ratio` how far below."""
         say(f"start-up of {self.chunks} chunks")
         code = (
             "import dataclasses, json, sys\n"
@@ -190,7 +191,9 @@ class Suite:
         ):
             if name in names:
                 ratio = most / ours if ours > 0 else 0.0
-                yield Result(name, ours, most, ratio, unit, 1, 1.0, more={"chunks": self.chunks, **more})
+                # Of few chunks what a store takes anyway is most.
+                goal = 1.0 if self.chunks >= MANY else None
+                yield Result(name, ours, most, ratio, unit, 1, goal, more={"chunks": self.chunks, **more})
 
 
 def _machine() -> dict[str, object]:
