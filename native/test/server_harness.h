@@ -85,7 +85,9 @@ class Cluster {
     uint32_t members = 0;  // the chain begins with so many of the nodes; 0: all
     uint32_t failure_timeout_ms = 10000;
     uint64_t scrub_bytes_per_s = 0;
+    uint32_t sync_share_percent = 25;
     uint64_t lease_ms = kLongLeaseMs;  // at the start; 0: none
+    uint64_t manager_ms = 1000;        // the manager's time
   };
   // A member of the chain (of a cluster with one chain).
   struct Place {
@@ -141,6 +143,11 @@ class Cluster {
       return report.status.serving && report.recorded == version_;
     });
   }
+  // The manager's time goes on, by so much more than by itself.
+  void pass_time(uint64_t ms) {
+    options_.manager_ms += ms;
+    configure(false);
+  }
   // Until the report of a node's target is so.
   template <typename F>
   void wait_for(uint32_t node, F&& good) {
@@ -181,6 +188,7 @@ class Cluster {
     config.max_ops = options_.max_ops;
     config.failure_timeout_ms = options_.failure_timeout_ms;
     config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
+    config.sync_share_percent = options_.sync_share_percent;
     config.max_sessions = options_.max_sessions;
     config.backend = options_.backend;
     config.region_limit_bytes = options_.region_limit_bytes;
@@ -204,7 +212,7 @@ class Cluster {
   void configure(bool proposed) {
     Routing routing;
     routing.epoch = ++epoch_;
-    routing.manager_ms = 1000;
+    routing.manager_ms = options_.manager_ms;
     for (uint32_t number = 1; number <= options_.chains; number++) {
       ChainRoute chain;
       chain.chain = ChainId(number);
