@@ -412,3 +412,60 @@ TEST_CASE("space: a large retry table is dropped at once, its memory by the help
   CHECK(s.store->retry_lookup(mine, ClientId(9), ChainId(3), 0, &found));
   CHECK(s.store->retry_lookup(other, ClientId(101), ChainId(3), 0, &found));
 }
+
+TEST_CASE("space: an overwrite waits for the commit that frees the slot it needs, but not for ever") {
+  for (bool commits : {true, false}) {
+    CAPTURE(commits);
+    SpaceStore s(43);
+    s.sim->stop_logging();
+    s.format();
+    s.open();
+    REQUIRE(s.fill(0, 8 << 20) > 10);
+    s.settle();
+    // The reserve goes to a version that stays pending.
+    auto pending = s.start(UpdateKind::replace, 0, 8 << 20, 0, false);
+    s.run_until(pending->finished);
+    REQUIRE(pending->op.error == 0);
+    auto waits = s.start(UpdateKind::replace, 1, 8 << 20);
+    for (int i = 0; i < 2'000; i++) s.pass();  // 0.2 s
+    CHECK_FALSE(waits->finished);
+    CHECK(s.store->metrics().waiting_for_room == 1);
+    CHECK(s.remove(2) == 0);  // others go on; this one gives its slot
+    CHECK(s.end(*waits) == 0);
+    auto again = s.start(UpdateKind::replace, 3, 8 << 20, 0, false);
+    s.run_until(again->finished);
+    REQUIRE(again->op.error == 0);
+    auto last = s.start(UpdateKind::replace, 4, 8 << 20);
+    for (int i = 0; i < 2'000; i++) s.pass();
+    CHECK_FALSE(last->finished);
+    if (commits)
+      REQUIRE(s.store->commit(TargetId(SpaceStore::kTarget), SpaceStore::key(3), again->op.version).ok());
+    if (commits) s.chunks[3] = again->after;
+    const uint64_t since_us = s.clock_us;
+    CHECK(s.end(*last) == (commits ? 0 : ENOSPC));
+    CHECK(s.clock_us - since_us < 10'000'000);
+    CHECK(s.wrong(3) == "");
+    CHECK(s.wrong(4) == "");
+    CHECK(s.store->check_consistency() == "");
+  }
+}
+
+TEST_CASE("space: what is free says when max_chunks is reached") {
+  SpaceStore s(47);
+  s.sim->stop_logging();
+  s.format(20);
+  s.open();
+  CHECK(s.free_bytes() > 0);
+  for (uint64_t n = 0; n < 20; n++) {
+    CHECK(s.store->room_for(4096));
+    CHECK(s.put(n, 4096) == 0);
+  }
+  CHECK(s.free_bytes() == 0);
+  CHECK_FALSE(s.store->room_for(4096));
+  CHECK(s.put(20, 4096) == ENOSPC);
+  CHECK(s.put(3, 4096) == 0);
+  CHECK(s.remove(5) == 0);
+  CHECK(s.free_bytes() == kMaxChunkBytes);  // of one more
+  CHECK(s.put(20, 4096) == 0);
+  CHECK(s.all_wrong() == "");
+}

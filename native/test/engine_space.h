@@ -84,7 +84,8 @@ struct SpaceStore {
     bool finished = false;
     ~Job() { std::free(memory); }
   };
-  std::unique_ptr<Job> start(UpdateKind kind, uint64_t n, uint32_t size, uint32_t hint = 0);
+  std::unique_ptr<Job> start(UpdateKind kind, uint64_t n, uint32_t size, uint32_t hint = 0,
+                             bool commit_now = true);
   int end(Job& job);  // waits, and notes what it did
 
   std::mt19937_64 random;

@@ -88,8 +88,8 @@ void SpaceStore::compact_all() {
   settle();
 }
 
-std::unique_ptr<SpaceStore::Job> SpaceStore::start(UpdateKind kind, uint64_t n, uint32_t size,
-                                                   uint32_t hint) {
+std::unique_ptr<SpaceStore::Job> SpaceStore::start(UpdateKind kind, uint64_t n, uint32_t size, uint32_t hint,
+                                                   bool commit_now) {
   auto job = std::make_unique<Job>();
   auto known = chunks.find(n);
   job->n = n;
@@ -114,7 +114,7 @@ std::unique_ptr<SpaceStore::Job> SpaceStore::start(UpdateKind kind, uint64_t n, 
   op.size_hint = hint;
   op.data = job->memory;
   op.tail_padded = true;
-  op.commit_now = true;
+  op.commit_now = commit_now;
   op.owner = &job->finished;
   op.done = [](StoreOp* o) { *static_cast<bool*>(o->owner) = true; };
   store->stage(&op);
