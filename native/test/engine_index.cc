@@ -374,3 +374,56 @@ TEST_CASE("use: samples are neighbours from anywhere in the space, each once, of
   CHECK(h.store->sample(TargetId(5), 2, 7, out) == 0);
   CHECK(h.store->sample(target, 2, 7, {}) == 0);
 }
+
+// ------------------------------------------------------------------------------ replay
+
+TEST_CASE("replay: small updates that stay on the device until they are applied come out the same") {
+  for (size_t budget : {size_t{0}, size_t{20'000}, size_t{64} << 20}) {
+    CAPTURE(budget);
+    Harness h(51);
+    h.format();
+    h.open();
+    std::vector<std::vector<uint8_t>> committed(12), newest(12);
+    for (uint64_t key = 0; key < 12; key++) {
+      committed[key] = random_bytes(200'000, key);
+      REQUIRE(h.write(key, v(1), Version{}, 0, committed[key], true) == 0);
+    }
+    std::mt19937_64 random(52);
+    for (uint64_t version = 2; version < 8; version++) {
+      for (uint64_t key = 0; key < 12; key++) {
+        const auto offset = static_cast<uint32_t>(random() % 190'000);
+        const auto bytes = random_bytes(1 + random() % 9'000, random());
+        const bool last = version == 7;  // stays pending
+        REQUIRE(h.write(key, v(version), v(version - 1), offset, bytes, !last) == 0);
+        newest[key] = committed[key];
+        std::copy(bytes.begin(), bytes.end(), newest[key].begin() + offset);
+        if (!last) committed[key] = newest[key];
+      }
+      if (version == 3) {  // some stand in a snapshot
+        h.store->start_snapshot();
+        while (h.store->metrics().snapshots == 0) {
+          h.store->tick(h.clock_us += 100);
+          h.io->run_once(0);
+        }
+      }
+    }
+    io::SimImage crashed = h.io->image();
+    Harness again(53, std::move(crashed));
+    OpenOptions options;
+    options.cluster = Harness::cluster();
+    options.replay_overlay_bytes = budget;
+    auto opened = ChunkStore::open_file(*again.io, again.io->disk(), again.io->size_bytes(), options);
+    REQUIRE_MESSAGE(opened.ok(), ChunkStore::last_open_message());
+    again.store = std::move(opened.value());
+    for (uint64_t key = 0; key < 12; key++) {
+      CHECK(again.read(key, 0, kMaxChunkBytes).bytes == committed[key]);
+      CHECK(again.read(key, 0, kMaxChunkBytes, v(7)).bytes == newest[key]);
+    }
+    CHECK(again.store->check_consistency() == "");
+    for (uint64_t key = 0; key < 12; key++) REQUIRE(again.commit(key, v(7)));
+    again.close();
+    again.open();
+    for (uint64_t key = 0; key < 12; key++)
+      CHECK(again.read(key, 0, kMaxChunkBytes).bytes == newest[key]);
+  }
+}
