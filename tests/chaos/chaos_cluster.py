@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,6 +86,11 @@ class Process:
     def ready(self) -> dict[str, Any]:
         return cast(dict[str, Any], until(self.is_ready, f"{self.name} is ready"))
 
+    def set_device(self, text: str) -> None:
+        """What it starts with from then on, as --device takes it."""
+        at = next(at for at, option in enumerate(self._arguments) if option.startswith("--device="))
+        self._arguments[at] = f"--device={text}"
+
     def move_device(self, to: Path) -> None:
         at = next(at for at, option in enumerate(self._arguments) if option.startswith("--device="))
         path, size = self._arguments[at].removeprefix("--device=").rsplit(":", 1)
@@ -119,7 +124,7 @@ class Process:
 
 
 class Cluster:
-    """`meta0`, `meta1`, ... share one store; `node0`, ... have a device file each."""
+    """`meta0`, `meta1`, ... share one store; `node0`, ... have a device file each, or one of `devices`."""
 
     def __init__(
         self,
@@ -131,6 +136,7 @@ class Cluster:
         failure_timeout_ms: int = 2000,
         device_bytes: int = 512 << 20,
         environment: dict[str, str] | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.hosts = hosts
@@ -155,12 +161,13 @@ class Cluster:
             prefix = [*hosts.command(name), *env]
             self.processes[name] = Process(name, prefix, "metadata.server", arguments, root)
         for at, name in enumerate(self.nodes):
+            device = devices[at] if devices else f"{root}/{name}.device:{device_bytes}"
             arguments = [
                 f"--metadata={self.address}", f"--name={name}", f"--dir={root}/{name}",
                 f"--listen={hosts.address(name)}:{CONTROL_PORT + at if hosts.can_cut else 0}",
-                f"--device={root}/{name}.device:{device_bytes}", "--pool-size=48M", "--targets-per-device=16",
+                f"--device={device}", "--pool-size=48M", "--targets-per-device=16",
                 "--start-timeout-s=60", "--log-level=info", secret_option,
-                *(["--no-local"] if hosts.can_cut else []),
+                *(["--no-local"] if hosts.can_cut else []), *(["--format-if-new"] if devices else []),
             ]  # fmt: skip
             prefix = [*hosts.command(name), *env]
             self.processes[name] = Process(name, prefix, "storage_server.server", arguments, root)
