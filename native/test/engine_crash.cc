@@ -13,6 +13,19 @@ using namespace ffs::engine::testing;
 
 namespace {
 
+// Few keys in large slots, which come and go.
+CrashOptions space_options(uint64_t seed) {
+  CrashOptions options;
+  options.seed = seed;
+  options.operations = 400;
+  options.prefix_stride = 7;
+  options.keys = 24;
+  options.may_fill = true;
+  options.max_bytes = 100'000;
+  options.space = true;
+  return options;
+}
+
 CrashCoverage run(const CrashOptions& options) {
   CrashRun crash_run(options);
   std::string wrong = crash_run.run();
@@ -31,6 +44,10 @@ TEST_CASE("crash replay of a failure") {
   CrashRun crash_run(crash_options_of(text));
   std::string wrong = crash_run.run();
   CHECK_MESSAGE(wrong.empty(), wrong);
+  const StoreMetrics m = crash_run.metrics();
+  MESSAGE(crash_run.crashes() << " crashes, " << m.moves << " moves, " << m.moves_dropped << " dropped, "
+                              << m.slabs_emptied << " slabs emptied, " << m.discards << " discards, "
+                              << m.snapshots << " snapshots");
 }
 
 TEST_CASE("crash options: what is printed is read back") {
@@ -93,15 +110,33 @@ TEST_CASE("crash while the journal wraps and snapshots follow each other") {
   CHECK(crash_run.coverage().in_snapshots > 0);
 }
 
+TEST_CASE("crash while chunks are moved together and slabs discarded") {
+  StoreMetrics all{};
+  uint64_t with_discards = 0;
+  for (uint64_t seed = 301; seed <= 302; seed++) {
+    CrashOptions options = space_options(seed);
+    options.transfers = seed % 2 == 0;
+    CrashRun crash_run(options);
+    std::string wrong = crash_run.run();
+    CHECK_MESSAGE(wrong.empty(), wrong);
+    all.moves += crash_run.metrics().moves;
+    all.discards += crash_run.metrics().discards;
+    with_discards += crash_run.coverage().with_discards;
+  }
+  CHECK(all.moves > 5);
+  CHECK(all.discards > 5);
+  CHECK(with_discards > 10);
+}
+
 // ------------------------------------------------------------------------------ canary mutants
 
 namespace {
 
 // How many of the first seeds notice, with the ordinary operations.
-int noticed(const Mutants& mutants, uint64_t operations) {
+int noticed(const Mutants& mutants, uint64_t operations, bool space = false) {
   int count = 0;
   for (uint64_t seed = 1; seed <= 6; seed++) {
-    CrashOptions options;
+    CrashOptions options = space ? space_options(seed) : CrashOptions{};
     options.seed = seed;
     options.operations = operations;
     options.nested = 0;
@@ -131,6 +166,18 @@ TEST_CASE("crash mutant: reusing a slot before the flush is noticed") {
   CHECK(noticed(mutants, 80) > 0);
 }
 
+TEST_CASE("crash mutant: discarding before the record that frees is durable is noticed") {
+  Mutants mutants;
+  mutants.discard_before_flush = true;
+  CHECK(noticed(mutants, 80, true) > 0);
+}
+
+TEST_CASE("crash mutant: reusing the slot that a move left before the flush is noticed") {
+  Mutants mutants;
+  mutants.reuse_slot_before_flush = true;
+  CHECK(noticed(mutants, 80, true) > 0);
+}
+
 // A device that says that its cache is protected and lies: what `write_cache=protected` must not be set for.
 TEST_CASE("crash mutant: no flushes on a device with a volatile cache are noticed") {
   CrashOptions options;
@@ -158,6 +205,7 @@ TEST_CASE("crash soak: new seeds until the time is over") {
     options.transfers = runs % 2 == 0;
     options.device.protected_cache = runs % 5 == 4;
     options.device.sector_bytes = runs % 7 < 3 ? 4096 : 512;
+    options.space = seed % 3 == 0;
     if (seed % 5 == 0) options.max_bytes = 900'000;
     CrashRun crash_run(options);
     std::string wrong = crash_run.run();

@@ -36,6 +36,7 @@ void each_field(Options& o, Visit visit) {
   visit("mutant_acknowledge", o.mutants.acknowledge_without_flush);
   visit("mutant_replay", o.mutants.replay_without_verification);
   visit("mutant_reuse", o.mutants.reuse_slot_before_flush);
+  visit("mutant_discard", o.mutants.discard_before_flush);
 }
 
 Superblock layout_of(const io::SimImage& image) {
@@ -112,6 +113,7 @@ std::string CrashRun::check_again(Harness& h, const io::SimImage& start, const R
   io::CrashImages crashes(start, truth());
   for (const io::SimEvent& event : h.io->log()) crashes.advance(event);
   Harness cut(h.seed + 1, crashes.crash([](size_t, size_t) { return false; }), options_.device);
+  cut.space = options_.space;
   if (!cut.try_open().ok()) return "the second recovery fails: " + ChunkStore::last_open_message();
   SimHost cut_host(cut);
   if (export_state(cut_host) != answered) return "the second recovery changes the state";
@@ -129,6 +131,7 @@ std::string CrashRun::check(io::SimImage image, size_t prefix, const std::string
   coverage_.crashes++;
   const io::SimImage start = image;
   Harness h(options_.seed * 1000 + prefix + depth, std::move(image), options_.device);
+  h.space = options_.space;
   const std::string at = " (power cut after event " + std::to_string(prefix) + ", " + how + ")";
   Mutants mutants;
   mutants.replay_without_verification = options_.mutants.replay_without_verification;
@@ -185,6 +188,7 @@ std::string CrashRun::run() {
   random_.seed(options_.seed + 1);
   Harness h(options_.seed, options_.device);
   if (options_.transfers) h.release_step_chunks = 1;
+  h.space = options_.space;
   h.journal_bytes = 6u << 20;  // about the least: it wraps often
   h.format();
   io::SimImage start = h.io->image();

@@ -94,6 +94,11 @@ struct Harness {
     options.granule_sums = granule_sums;
     options.release_step_chunks = release_step_chunks;
     options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
+    if (space) {
+      options.discard = Discard::on;
+      options.discard_delay_us = 0;
+      options.compact_eagerly = true;
+    }
     auto opened = ChunkStore::open_file(*io, io->disk(), io->size_bytes(), options, mutants);
     if (!opened.ok()) return opened.error();
     store = std::move(opened.value());
@@ -242,6 +247,7 @@ struct Harness {
   uint32_t granule_sums = 1024;
   uint64_t max_chunks = 0;
   uint64_t journal_bytes = 0;
+  bool space = false;  // discards at once, compacts whatever it can
 };
 
 }  // namespace ffs::engine::testing

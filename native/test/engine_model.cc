@@ -43,7 +43,7 @@ void Model::push_state(ModelChunk& chunk, ModelState state, size_t queued_at, bo
 }
 
 uint32_t Model::some_length() {
-  if (options_.huge && random_() % 12 == 0) {
+  if (options_.huge && random_() % 4 == 0) {
     const uint32_t mebi = 1 + static_cast<uint32_t>(random_() % 16);
     return (mebi << 20) - (random_() % 2 == 0 ? 0 : static_cast<uint32_t>(random_() % 70'000));
   }
@@ -59,12 +59,20 @@ uint32_t Model::some_length() {
   }
 }
 
+// What slot is asked for. Large ones for small chunks: so there are slabs to empty and to discard.
+uint32_t Model::some_hint() {
+  if (options_.space) return random_() % 4 == 0 ? 4u << 20 : 8u << 20;
+  return random_() % 3 == 0 ? 200'000 : 0;
+}
+
 // ------------------------------------------------------------------------------ the loop
 
 void Model::start_one() {
   const uint64_t choice = random_() % 100;
   if (releasing_) {
     host_->tick();
+  } else if (options_.space && random_() % 8 == 0) {
+    start_compaction();
   } else if (options_.transfers && random_() % 5 == 0) {
     start_transfer();
   } else if (choice < 55) {
@@ -75,8 +83,10 @@ void Model::start_one() {
     start_refusal();
   } else if (choice < 93) {
     start_read();
-  } else if (choice < 98) {
+  } else if (choice < 97) {
     start_counter();
+  } else if (choice < 98) {
+    start_fence();
   } else {
     store().start_snapshot();
   }
@@ -192,6 +202,10 @@ bool Model::ended(Running& running) {
   }
   if (running.kind == Running::counter) {
     counter_.states[running.state].acknowledged_at = running.done_at;
+    return true;
+  }
+  if (running.kind == Running::fence) {
+    fences_[running.state].acknowledged_at = running.done_at;
     return true;
   }
   if (running.kind == Running::target) {

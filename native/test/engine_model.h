@@ -44,7 +44,7 @@ class SimHost final : public Host {
   explicit SimHost(Harness& h) : h_(h) {}
   ChunkStore& store() override { return *h_.store; }
   void pass() override { h_.io->run_once(0); }
-  void tick() override { h_.store->tick(h_.clock_us += 200); }
+  void tick() override { h_.store->tick(h_.clock_us += h_.space ? 50'000 : 200); }
   size_t moment() const override { return h_.io->log().size(); }
   bool damaged() const override { return h_.io->struck(); }
 
@@ -92,13 +92,20 @@ struct ModelCounter {
   std::vector<State> states{State{}};
 };
 
+// A client that is fenced, each once.
+struct ModelFence {
+  uint64_t client = 0;
+  size_t queued_at = 0;
+  size_t acknowledged_at = SIZE_MAX;
+};
+
 struct ModelOptions {
   uint64_t seed = 1;
   uint64_t keys = 5;
   uint64_t max_in_flight = 5;
   uint32_t max_bytes = 150'000;
   bool transfers = false;  // installs, erasures, resets, releases as well
-  bool space = false;      // chunks are moved together
+  bool space = false;      // slabs come free, are emptied by moves and discarded
   bool huge = false;       // now and then chunks of up to 16 MiB
   bool may_fill = false;   // ENOSPC is an answer
 };
@@ -107,6 +114,7 @@ struct ModelOptions {
 struct Recovered {
   std::map<uint64_t, ModelState> chunks;
   uint64_t epoch = 0, chain_state = 0;
+  std::vector<uint64_t> fenced;
 };
 
 class Model {
@@ -153,15 +161,19 @@ class Model {
   void push_state(ModelChunk& chunk, ModelState state, size_t queued_at, bool reset = false);
   void settle(ModelChunk& chunk);
   uint32_t some_length();
+  uint32_t some_hint();
   // engine_model_updates.cc
   void start_update();
   void shape_update(StageOp& op, const Bytes& old, std::shared_ptr<std::vector<uint8_t>>* result,
                     std::vector<uint8_t>* data);
   void start_commit();
+  void commit_up_to(uint64_t key, size_t at, bool wait);
+  void start_compaction();
   void start_refusal();
   void start_read();
   void check_read(const Running& running);
   void start_counter();
+  void start_fence();
   // engine_model_transfers.cc
   void start_transfer();
   void start_install(bool over_same);
@@ -175,6 +187,7 @@ class Model {
   std::string compare_bytes(Host& h, uint64_t key, const ModelVersion& version);
   std::string judge_chunk(Host& h, uint64_t key, size_t moment, size_t trusted, ModelState* matched);
   std::string judge_counters(Host& h, size_t moment, size_t trusted, Recovered* found);
+  std::string judge_fences(Host& h, size_t moment, size_t trusted);
   std::string explain(Host& h, uint64_t key, size_t least, size_t most);
 
   ModelOptions options_;
@@ -183,6 +196,8 @@ class Model {
   std::map<uint64_t, ModelChunk> chunks_;
   std::map<Version, Bytes> contents_;
   ModelCounter counter_;
+  std::vector<ModelFence> fences_;
+  uint64_t next_fenced_ = 1000;
   std::deque<std::unique_ptr<Running>> running_;
   uint64_t next_version_ = 1;
   uint64_t installs_seen_ = 0;

@@ -157,6 +157,16 @@ std::string Model::judge_counters(Host& h, size_t moment, size_t trusted, Recove
   return "";
 }
 
+std::string Model::judge_fences(Host& h, size_t moment, size_t trusted) {
+  for (const ModelFence& fence : fences_) {
+    const bool fenced = h.store().fenced(ClientId(fence.client));
+    if (fenced && fence.queued_at > moment) return "a client is fenced that wasn't";
+    if (!fenced && fence.acknowledged_at <= std::min(moment, trusted))
+      return "client " + std::to_string(fence.client) + " isn't fenced any more";
+  }
+  return "";
+}
+
 std::string Model::judge(Host& host, size_t moment, Recovered* found, size_t trusted) {
   std::string wrong = host.store().check_consistency();
   for (const auto& [key, chunk] : chunks_) {
@@ -184,6 +194,8 @@ void Model::resume(const Recovered& found) {
     chunk.in_flight = chunk.installs = 0;
     settle(chunk);
   }
+  fences_.clear();
+  for (uint64_t client : found.fenced) fences_.push_back({client, 0, 0});
   // Two records: one of them may be older.
   const auto [least, most] = std::minmax(found.epoch, found.chain_state);
   counter_.states = {{least, 0, 0}, {most, 0, SIZE_MAX}};

@@ -15,7 +15,7 @@ inline std::string describe(const Version& version) {
 }
 
 struct Model::Running {
-  enum Kind { update, commit, refusal, read, counter, install, erase, target } kind = update;
+  enum Kind { update, commit, refusal, read, counter, fence, install, erase, target } kind = update;
   uint64_t key = 0;
   StageOp stage;
   StoreOp plain;

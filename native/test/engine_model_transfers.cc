@@ -31,6 +31,7 @@ void Model::start_install(bool over_same) {
   op.length = static_cast<uint32_t>(bytes->size());
   op.data = bytes->empty() ? nullptr : running->laid->data;
   op.tail_padded = random_() % 4 != 0;
+  if (options_.space) op.size_hint = some_hint();
   running->version = {op.version, bytes};
   contents_[op.version] = bytes;
   if (!over_same) {

@@ -13,12 +13,12 @@ void Model::shape_update(StageOp& op, const Bytes& old, std::shared_ptr<std::vec
   const uint32_t old_size = old != nullptr ? static_cast<uint32_t>(old->size()) : 0;
   const uint64_t choice = random_() % 100;
   op.offset = 0;
-  if (old != nullptr && choice < 8) {
+  if (old != nullptr && choice < (options_.space ? 18u : 8u)) {
     op.kind = UpdateKind::remove;
     *result = nullptr;
     return;
   }
-  if (old != nullptr && choice < 20) {
+  if (old != nullptr && choice < 25) {
     op.kind = UpdateKind::truncate;
     const uint32_t span = std::min(old_size + 70'000, kMaxChunkBytes);
     op.length = random_() % 4 == 0 ? static_cast<uint32_t>(random_() % 3) * 65536
@@ -73,8 +73,8 @@ void Model::start_update() {
   if (old == nullptr && chunk.planned_chain.empty()) op.base = Version{};
   op.data = data.empty() ? nullptr : running->laid->data;
   op.tail_padded = random_() % 4 != 0;
-  op.size_hint = random_() % 3 == 0 ? 200'000 : 0;
-  op.commit_now = random_() % 5 == 0;
+  op.size_hint = some_hint();
+  op.commit_now = random_() % (options_.space ? 2 : 5) == 0;
   op.identity = {ClientId(kModelClient), kModelChannel + static_cast<uint32_t>(key), ++chunk.sequence};
   op.chain = ChainId(3);
   running->version = {op.version, result};
@@ -91,12 +91,14 @@ void Model::start_update() {
 
 void Model::start_commit() {
   const uint64_t key = random_() % options_.keys;
+  const size_t count = chunks_[key].now().pendings.size();
+  if (count > 0) commit_up_to(key, random_() % count, random_() % 2 == 0);
+}
+
+void Model::commit_up_to(uint64_t key, size_t at, bool wait) {
   ModelChunk& chunk = chunks_[key];
   ModelState state = chunk.now();
-  if (state.pendings.empty()) return;
-  const size_t at = random_() % state.pendings.size();
   const ModelVersion version = state.pendings[at];
-  const bool wait = random_() % 2 == 0;
   Running* running = wait ? add(Running::commit, key) : nullptr;
   trace("commit", key, "v" + describe(version.version));
   Status done = store().commit(kModelTarget, key_of(key), version.version, wait ? &running->plain : nullptr);
@@ -114,6 +116,15 @@ void Model::start_commit() {
   if (!wait) return;
   running->state = chunk.states.size() - 1;
   running->queued = true;
+}
+
+// Only chunks without pending versions are moved.
+void Model::start_compaction() {
+  for (uint64_t key = 0; key < options_.keys && random_() % 16 != 0; key++) {
+    const size_t count = chunks_[key].now().pendings.size();
+    if (count > 0) commit_up_to(key, count - 1, false);
+  }
+  store().compact(1u << (16 + random_() % 8));
 }
 
 // Refuses the newest pending version, or an update that never came.
@@ -155,6 +166,14 @@ void Model::start_counter() {
   store().set_space_epoch(kModelTarget, kModelSpace, {value, 0}, &running->plain);
 }
 
+void Model::start_fence() {
+  const uint64_t client = next_fenced_++;
+  fences_.push_back({client, host_->moment(), SIZE_MAX});
+  Running* running = add(Running::fence, 0);
+  running->state = fences_.size() - 1;
+  store().fence(ClientId(client), &running->plain);
+}
+
 void Model::start_read() {
   const uint64_t key = random_() % options_.keys;
   const ModelState& state = chunks_[key].now();
@@ -176,6 +195,7 @@ void Model::start_read() {
   op.verify_partial = host_->damaged() || random_() % 2 == 0;
   op.verify_whole = random_() % 4 == 0;
   running->laid = std::make_unique<Laid>(op.offset, std::vector<uint8_t>(op.length, 0xee));
+  store().touch(kModelTarget, op.key, static_cast<uint32_t>(random_()));  // snapshots keep the stamps
   running->sums.resize(op.length / kGranuleBytes + 2);
   op.checksums = running->sums.data();
   op.memory = running->laid->data;
