@@ -29,7 +29,8 @@ CALL_MAX_S: Final = 4.0
 RETRY_MAX_S: Final = 0.25
 BEAT_MIN_S: Final = 0.005  # between two heartbeats, however much news there is
 POLL_MS: Final = 1500  # below ffs.rpc.caller's patience with one of several addresses
-USE_S: Final = 1.0  # between two reports of what KV spaces hold
+USE_S: Final = 1.0  # between two reports of what KV spaces hold,
+USES_A_SECOND: Final = 2000  # or longer, so that no more than so many are told
 NO_SPACES: Final = proto.SpaceConfig(revision=(0, 0), policies=())
 LEASE_PARTS: Final = (15, 16)  # of a lease that are used: the rest is for clocks that run apart
 
@@ -59,7 +60,7 @@ class Node:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ffs-native")
         self._config = proto.NodeConfig(number=(0, 0), epoch=0, chains=(), targets=())
         self._spaces = NO_SPACES
-        self._told_use = float("-inf")  # when, on the loop's clock
+        self._tell_use_s = 0.0  # when to say again what KV spaces hold, on the loop's clock
         self._term = 0  # the highest that a manager has answered with
         self._fenced: set[int] = set()  # since the last heartbeat that was answered
         self._reachable = True
@@ -250,13 +251,14 @@ class Node:
             self._spaces = spaces
 
     async def _space_use(self) -> tuple[proto.SpaceUse, ...]:
-        """What targets hold of KV spaces, once a second at most: () says nothing. What is being counted still
-        isn't told."""
+        """What targets hold of KV spaces, once a second, more seldom if there are many: () says nothing. What
+        is being counted still isn't told."""
         now_s = asyncio.get_running_loop().time()
-        if not self._spaces.policies or now_s - self._told_use < USE_S:
+        if not self._spaces.policies or now_s < self._tell_use_s:
             return ()
-        self._told_use = now_s
-        return tuple(_use(use) for use in await self.native(self._native.space_use) if use.ready)
+        said = tuple(_use(use) for use in await self.native(self._native.space_use) if use.ready)
+        self._tell_use_s = now_s + max(USE_S, len(said) / USES_A_SECOND)
+        return said
 
     async def _fence(self, clients: Iterable[int]) -> None:
         for client in clients:

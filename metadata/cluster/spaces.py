@@ -44,6 +44,7 @@ ROUND_MAX_S: Final = 600.0  # or so long
 SHARES: Final = b"cQ"
 POLICIES_OF_NODE: Final = 200_000  # more than that don't fit into a message
 SPACES_A_TRANSACTION: Final = 200
+CHAINS_A_TICK: Final = 20_000  # that rebalancing looks at in one go: the loop has other work
 
 Shares = dict[int, int]  # chain -> bytes
 
@@ -96,6 +97,7 @@ class Spaces:
         self._evicted: dict[tuple[int, int], int] = {}  # (target, space) -> counter at the last round
         self._since: dict[int, float] = {}  # space -> the counters at the last round are of then
         self._round_s = 0.0
+        self._to_judge: list[int] = []  # spaces that the present round hasn't looked at yet
         self._generation = 0  # grows with every change of a policy
         self._made: dict[int, tuple[int, frozenset[int], SpaceConfig]] = {}  # by node
         self._count = 0  # of revisions; never starts anew
@@ -119,6 +121,7 @@ class Spaces:
         self._use.clear()
         self._evicted.clear()
         self._since.clear()
+        self._to_judge.clear()
         self._made.clear()
         self._too_many.clear()
         self._round_s = self._now_s()
@@ -135,9 +138,10 @@ class Spaces:
         index = await self._store.read(lambda snapshot: read_index(snapshot, before))
         if index is not before or self._pending:
             self._take(index)
-        if self._now_s() - self._round_s >= ROUND_S:
+        if not self._to_judge and self._now_s() - self._round_s >= ROUND_S:
             self._round_s = self._now_s()
-            self._rebalance()
+            self._to_judge = list(self._shares)
+        self._rebalance()
         if self._unsaved:
             await self._save()
             self._unsaved = False
@@ -173,7 +177,7 @@ class Spaces:
         policies: list[SpacePolicy] = []
         for space, entry in sorted(self._index.spaces.items()):
             shares = self._shares.get(space, {})
-            mine = [chain for chain in shares if chain in chains]
+            mine = sorted(shares.keys() & chains)
             if len(policies) + len(mine) > POLICIES_OF_NODE:
                 if node not in self._too_many:
                     self._too_many.add(node)
@@ -260,28 +264,34 @@ class Spaces:
         if beat.space_use:
             use.of = {(said.target, said.space): said for said in beat.space_use}
 
-    def _uses(self) -> dict[int, dict[int, SpaceUse]]:
-        """space -> target -> what it said, of nodes in their present incarnation."""
+    def _use_of(self, space: int) -> dict[int, SpaceUse]:
+        """target -> what it said, of the members of the space's chains in their present incarnation."""
         view = self._view()
-        found: dict[int, dict[int, SpaceUse]] = {}
-        for node, use in self._use.items():
-            record = view.nodes.get(node)
-            if record is None or record.incarnation != use.incarnation:
-                continue
-            for (target, space), said in use.of.items():
-                if space in self._index.spaces and target in view.targets:
-                    found.setdefault(space, {})[target] = said
+        found: dict[int, SpaceUse] = {}
+        for chain in self._shares.get(space, ()):
+            record = view.chains.get(chain)
+            for member in record.members if record is not None else ():
+                node = view.node_of(member)
+                use = self._use.get(node.id)
+                if use is not None and use.incarnation == node.incarnation:
+                    said = use.of.get((member, space))
+                    if said is not None:
+                        found[member] = said
         return found
 
     def _rebalance(self) -> None:
-        uses = self._uses()
+        """Goes on with the round, for a bounded time."""
         moved = False
         now = self._now_s()
-        for space, entry in self._index.spaces.items():
-            shares, quota = self._shares.get(space), entry.kv.quota_bytes
-            if not shares or not quota:
+        budget = CHAINS_A_TICK
+        while self._to_judge and budget > 0:
+            space = self._to_judge.pop()
+            entry, shares = self._index.spaces.get(space), self._shares.get(space)
+            if entry is None or not shares or not entry.kv.quota_bytes:
                 continue
-            slot, of_targets = slot_bytes(entry.kv.block_bytes), uses.get(space, {})
+            quota, of_targets = entry.kv.quota_bytes, self._use_of(space)
+            slot = slot_bytes(entry.kv.block_bytes)
+            budget -= len(shares)
             loads = self._loads(space, shares, of_targets)
             since = self._since.setdefault(space, now)
             enough = sum(load.evicted for load in loads.values()) >= ROUND_BLOCKS * slot * len(loads)
@@ -357,26 +367,24 @@ class Spaces:
 
     def reply(self, request: GetSpaces) -> SpacesReply:
         """One space, with its chains, or all. NotFound."""
-        uses = self._uses()
         if request.space:
             if request.space not in self._index.spaces:
                 if not self._index.complete:
                     raise NotFound("the index of KV spaces is being made anew: try again in a minute")
                 raise NotFound(f"there is no KV space of inode {request.space}")
             return SpacesReply(
-                complete=self._index.complete, spaces=(self._view_of(request.space, uses, chains=True),)
+                complete=self._index.complete, spaces=(self._view_of(request.space, chains=True),)
             )
         return SpacesReply(complete=self._index.complete, spaces=self.views())
 
     def views(self) -> tuple[SpaceView, ...]:
         """All spaces, without their chains."""
-        uses = self._uses()
-        return tuple(self._view_of(space, uses, chains=False) for space in sorted(self._index.spaces))
+        return tuple(self._view_of(space, chains=False) for space in sorted(self._index.spaces))
 
-    def _view_of(self, space: int, uses: Mapping[int, Mapping[int, SpaceUse]], *, chains: bool) -> SpaceView:
+    def _view_of(self, space: int, *, chains: bool) -> SpaceView:
         entry = self._index.spaces[space]
         kv, layout = entry.kv, entry.layout
-        of_targets = uses.get(space, {})
+        of_targets = self._use_of(space)
         shares = self._shares.get(space, {})
         heads = {chain: self._head(chain, of_targets) for chain in shares}
         known = [head for head in heads.values() if head is not None]
