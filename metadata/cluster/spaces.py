@@ -44,7 +44,7 @@ ROUND_MAX_S: Final = 600.0  # or so long
 SHARES: Final = b"cQ"
 POLICIES_OF_NODE: Final = 200_000  # more than that don't fit into a message
 SPACES_A_TRANSACTION: Final = 200
-CHAINS_A_TICK: Final = 20_000  # that rebalancing looks at in one go: the loop has other work
+CHAINS_A_TICK: Final = 20_000  # of spaces that are looked at in one go: the loop has other work
 
 Shares = dict[int, int]  # chain -> bytes
 
@@ -97,6 +97,8 @@ class Spaces:
         self._evicted: dict[tuple[int, int], int] = {}  # (target, space) -> counter at the last round
         self._since: dict[int, float] = {}  # space -> the counters at the last round are of then
         self._round_s = 0.0
+        self._shown: dict[int, SpaceView] = {}  # where there are many: as added up last
+        self._to_show: list[int] = []
         self._to_judge: list[int] = []  # spaces that the present round hasn't looked at yet
         self._generation = 0  # grows with every change of a policy
         self._made: dict[int, tuple[int, frozenset[int], SpaceConfig]] = {}  # by node
@@ -122,6 +124,7 @@ class Spaces:
         self._evicted.clear()
         self._since.clear()
         self._to_judge.clear()
+        self._shown.clear()
         self._made.clear()
         self._too_many.clear()
         self._round_s = self._now_s()
@@ -142,6 +145,7 @@ class Spaces:
             self._round_s = self._now_s()
             self._to_judge = list(self._shares)
         self._rebalance()
+        self._look_at_use()
         if self._unsaved:
             await self._save()
             self._unsaved = False
@@ -218,6 +222,8 @@ class Spaces:
             del self._evicted[key]
         for space in gone:
             self._since.pop(space, None)
+        for space in [space for space in self._shown if old.get(space) != index.spaces.get(space)]:
+            del self._shown[space]
         if split_now or gone:
             self._tell()
             log.info("policies of %d KV spaces", len(index.spaces))
@@ -378,15 +384,34 @@ class Spaces:
         return SpacesReply(complete=self._index.complete, spaces=self.views())
 
     def views(self) -> tuple[SpaceView, ...]:
-        """All spaces, without their chains."""
-        return tuple(self._view_of(space, chains=False) for space in sorted(self._index.spaces))
+        """All spaces, without their chains. Where there are very many, their use as of some seconds ago."""
+        spaces = sorted(self._index.spaces)
+        if sum(map(len, self._shares.values())) <= CHAINS_A_TICK:
+            return tuple(self._view_of(space, chains=False) for space in spaces)
+        return tuple(
+            self._shown[space] if space in self._shown else self._view_of(space, chains=False, used=False)
+            for space in spaces
+        )
 
-    def _view_of(self, space: int, *, chains: bool) -> SpaceView:
+    def _look_at_use(self) -> None:
+        """Where there are too many to be added up when somebody asks: some of them, in turn."""
+        if sum(map(len, self._shares.values())) <= CHAINS_A_TICK:
+            self._shown.clear()
+            return
+        budget = CHAINS_A_TICK
+        self._to_show = self._to_show or list(self._shares)
+        while self._to_show and budget > 0:
+            space = self._to_show.pop()
+            if space in self._index.spaces:
+                self._shown[space] = self._view_of(space, chains=False)
+                budget -= len(self._shares.get(space, ()))
+
+    def _view_of(self, space: int, *, chains: bool, used: bool = True) -> SpaceView:
         entry = self._index.spaces[space]
         kv, layout = entry.kv, entry.layout
-        of_targets = self._use_of(space)
+        of_targets = self._use_of(space) if used else {}
         shares = self._shares.get(space, {})
-        heads = {chain: self._head(chain, of_targets) for chain in shares}
+        heads = {chain: self._head(chain, of_targets) for chain in shares} if used else {}
         known = [head for head in heads.values() if head is not None]
         said = of_targets.values()
         return SpaceView(

@@ -257,6 +257,35 @@ def test_use_is_what_the_heads_say() -> None:
     run(body)
 
 
+def test_the_use_of_very_many_is_added_up_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHAINS_A_TICK", 4)  # one space of four chains at a time
+
+    async def body() -> None:
+        async with cluster(count=3, replicas=3) as (process, nodes, store):
+            for ino in (500, 501, 502):
+                await put_space(store, ino, 4 * GIB)
+            await beat(process, nodes)
+            chains = process.routing.view.latest[TABLE].chains
+            for ino in (500, 501, 502):
+                says(process, nodes, ino, {chain: (ino << 20, 0) for chain in chains})
+
+            async def shown() -> bool:
+                await beat(process, nodes)
+                reply = await process.ask(proto.GetSpaces(), CLIENT)
+                assert [view.space for view in reply.spaces] == [500, 501, 502]
+                return [view.bytes for view in reply.spaces] == [4 * ino << 20 for ino in (500, 501, 502)]
+
+            await until(shown)
+            (exact,) = (await process.ask(proto.GetSpaces(space=501), CLIENT)).spaces
+            assert exact.bytes == 4 * 501 << 20
+            await put_space(store, 501, 2 * GIB)
+            await process.manager.spaces.tick()
+            views = (await process.ask(proto.GetSpaces(), CLIENT)).spaces
+            assert [view.quota_bytes for view in views] == [4 * GIB, 2 * GIB, 4 * GIB]
+
+    run(body)
+
+
 async def evict_most(process: Process, nodes: list[SimNode], hot: int, rounds: int) -> None:
     """Rounds in which chain `hot` evicts half of its share, and the others a little."""
     evicted: dict[int, int] = {}
