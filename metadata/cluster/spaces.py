@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -21,7 +20,6 @@ from ffs.layout import Placement
 from ffs.proto.cluster import (
     GetSpaces,
     Heartbeat,
-    SpaceChainView,
     SpaceConfig,
     SpacePolicy,
     SpacesReply,
@@ -30,9 +28,9 @@ from ffs.proto.cluster import (
 )
 from ffs.proto.records import KV_EVICTABLE, KvIndexEntry
 from metadata.cluster.lease import Lease
-from metadata.cluster.members import serving_of
 from metadata.cluster.routing import View
 from metadata.cluster.shares import Load, rebalance, split
+from metadata.cluster.space_use import SpaceUses, space_view
 from metadata.fs.spaces import SpaceIndex, read_index, slot_bytes
 from metadata.kv.contract import Snapshot, Store, Transaction, after
 
@@ -64,14 +62,6 @@ def shares_key(space: int) -> bytes:
     return SHARES + space.to_bytes(8, "big")
 
 
-@dataclass(slots=True)
-class _Use:
-    """What the present incarnation of a node said last."""
-
-    incarnation: int
-    of: dict[tuple[int, int], SpaceUse] = field(default_factory=dict)  # (target, space)
-
-
 class Spaces:
     """The manager calls `enter` at the start of a term, `tick` about twice a second, `heard` with each
     heartbeat. `changed`: told which nodes' policies may have changed."""
@@ -93,7 +83,7 @@ class Spaces:
         self._shares: dict[int, Shares] = {}  # of every space of the index, its chains as keys
         self._stored: dict[int, Shares] = {}
         self._pending: set[int] = set()  # spaces whose table isn't known here yet
-        self._use: dict[int, _Use] = {}  # by node
+        self._uses = SpaceUses(view)
         self._evicted: dict[tuple[int, int], int] = {}  # (target, space) -> counter at the last round
         self._since: dict[int, float] = {}  # space -> the counters at the last round are of then
         self._round_s = 0.0
@@ -120,7 +110,7 @@ class Spaces:
             return
         self._index, self._stored = index, stored
         self._shares, self._pending = {}, set()
-        self._use.clear()
+        self._uses.clear()
         self._evicted.clear()
         self._since.clear()
         self._to_judge.clear()
@@ -263,27 +253,8 @@ class Spaces:
     # --- use and shares ------------------------------------------------------------------------------
 
     def heard(self, beat: Heartbeat) -> None:
-        """A heartbeat that isn't late. One without use says nothing of it."""
-        use = self._use.get(beat.node)
-        if use is None or use.incarnation != beat.incarnation:
-            use = self._use[beat.node] = _Use(beat.incarnation)
-        if beat.space_use:
-            use.of = {(said.target, said.space): said for said in beat.space_use}
-
-    def _use_of(self, space: int) -> dict[int, SpaceUse]:
-        """target -> what it said, of the members of the space's chains in their present incarnation."""
-        view = self._view()
-        found: dict[int, SpaceUse] = {}
-        for chain in self._shares.get(space, ()):
-            record = view.chains.get(chain)
-            for member in record.members if record is not None else ():
-                node = view.node_of(member)
-                use = self._use.get(node.id)
-                if use is not None and use.incarnation == node.incarnation:
-                    said = use.of.get((member, space))
-                    if said is not None:
-                        found[member] = said
-        return found
+        """A heartbeat that isn't late."""
+        self._uses.heard(beat)
 
     def _rebalance(self) -> None:
         """Goes on with the round, for a bounded time."""
@@ -295,7 +266,7 @@ class Spaces:
             entry, shares = self._index.spaces.get(space), self._shares.get(space)
             if entry is None or not shares or not entry.kv.quota_bytes:
                 continue
-            quota, of_targets = entry.kv.quota_bytes, self._use_of(space)
+            quota, of_targets = entry.kv.quota_bytes, self._uses.of(space, shares)
             slot = slot_bytes(entry.kv.block_bytes)
             budget -= len(shares)
             loads = self._loads(space, shares, of_targets)
@@ -319,7 +290,7 @@ class Spaces:
         view = self._view()
         loads = {}
         for chain in shares:
-            head = self._head(chain, of_targets)
+            head = self._uses.head(chain, of_targets)
             if head is None:
                 continue
             evicted = 0
@@ -330,13 +301,6 @@ class Spaces:
                     evicted += said.evicted_bytes - (last if last <= said.evicted_bytes else 0)
             loads[chain] = Load(head.bytes, evicted)
         return loads
-
-    def _head(self, chain: int, of_targets: Mapping[int, SpaceUse]) -> SpaceUse | None:
-        """What the chain holds: its first serving member says it."""
-        record = self._view().chains.get(chain)
-        if record is None:
-            return None
-        return next((of_targets[member] for member in serving_of(record) if member in of_targets), None)
 
     async def _save(self) -> None:
         """Shares that aren't even, and not those of spaces that have gone."""
@@ -407,47 +371,8 @@ class Spaces:
                 budget -= len(self._shares.get(space, ()))
 
     def _view_of(self, space: int, *, chains: bool, used: bool = True) -> SpaceView:
-        entry = self._index.spaces[space]
-        kv, layout = entry.kv, entry.layout
-        of_targets = self._use_of(space) if used else {}
         shares = self._shares.get(space, {})
-        heads = {chain: self._head(chain, of_targets) for chain in shares} if used else {}
-        known = [head for head in heads.values() if head is not None]
-        said = of_targets.values()
-        return SpaceView(
-            space=space,
-            table=layout.table,
-            table_version=layout.table_version,
-            block_bytes=kv.block_bytes,
-            quota_bytes=kv.quota_bytes,
-            ttl_ms=kv.ttl_ms,
-            evictable=bool(kv.flags & KV_EVICTABLE),
-            chunks=sum(head.chunks for head in known),
-            bytes=sum(head.bytes for head in known),
-            evicted_chunks=sum(use.evicted_chunks for use in said),
-            evicted_bytes=sum(use.evicted_bytes for use in said),
-            hits=sum(use.hits for use in said),
-            expired_chunks=sum(use.expired_chunks for use in said),
-            chains=len(shares),
-            reported=len(known),
-            shares=tuple(
-                SpaceChainView(
-                    chain=chain,
-                    quota_bytes=shares[chain],
-                    known=head is not None,
-                    chunks=head.chunks if head is not None else 0,
-                    bytes=head.bytes if head is not None else 0,
-                    evicted_bytes=sum(
-                        of_targets[member].evicted_bytes
-                        for member in self._view().chains[chain].members
-                        if member in of_targets
-                    ),
-                )
-                for chain, head in heads.items()
-            )
-            if chains
-            else (),
-        )
+        return space_view(space, self._index.spaces[space], shares, self._uses if used else None, chains)
 
 
 async def _load(snapshot: Snapshot) -> tuple[SpaceIndex, dict[int, Shares]]:
