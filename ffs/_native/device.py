@@ -19,6 +19,7 @@ __all__ = [
     "TargetUse",
     "crc32c",
     "device_check",
+    "device_discard",
     "device_format",
     "device_grow",
     "device_inspect",
@@ -98,6 +99,15 @@ def device_grow(path: str | os.PathLike[str], size_bytes: int = 0) -> DeviceInfo
     out = ffi.new("ffs_device_info*")
     check(lib.ffs_device_grow(os.fsencode(path), size_bytes, out))
     return _info(out)
+
+
+def device_discard(path: str | os.PathLike[str]) -> int:
+    """Gives all free space of a store that isn't open back to its device, or to the disk of its file. Bytes.
+
+    Busy: in use; Unsupported: the device can't; else as device_inspect."""
+    out = ffi.new("uint64_t*")
+    check(lib.ffs_device_discard(os.fsencode(path), out))
+    return int(out[0])
 
 
 @dataclass(frozen=True, slots=True)

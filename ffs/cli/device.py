@@ -1,7 +1,7 @@
 """`ffs device ...`: devices of storage servers, without a cluster. docs/operations.md, Looking at a device.
 
-`format` and `grow` write; `inspect` and `check` only read. `check` ends with 0 (clean), 1 (damaged) or 2 (it
-can't be judged).
+`format`, `grow` and `discard` write; `inspect` and `check` only read. `check` ends with 0 (clean), 1 (damaged)
+or 2 (it can't be judged).
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def add_commands(commands: Commands) -> None:
     grow.add_argument(
         "--size", type=size_argument, default=0, metavar="SIZE", help="a file: lengthen it to this first"
     )
+    discard = command(
+        verbs, "discard", run_discard, "give free space back to the device; it mustn't be in use"
+    )
+    discard.add_argument("path", metavar="DEVICE")
     make = command(verbs, "format", run_format, "make a device empty and ready for a storage server")
     make.add_argument("path", metavar="DEVICE")
     make.add_argument(
@@ -128,6 +132,13 @@ def run_grow(args: argparse.Namespace) -> int:
     before = device_inspect(args.path).size_bytes
     after = device_grow(args.path, args.size).size_bytes
     print(f"{args.path}: its store grew from {format_bytes(before)} to {format_bytes(after)}")
+    return 0
+
+
+def run_discard(args: argparse.Namespace) -> int:
+    from ffs._native.device import device_discard
+
+    print(f"{args.path}: {format_bytes(device_discard(args.path))} of free space discarded")
     return 0
 
 

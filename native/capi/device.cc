@@ -154,6 +154,31 @@ int ffs_device_grow(const char* path, uint64_t size_bytes, ffs_device_info* out)
   return 0;
 }
 
+int ffs_device_discard(const char* path, uint64_t* bytes) {
+  if (path == nullptr || bytes == nullptr)
+    return ffs::capi::fail(EINVAL, "discard: path and result are needed");
+  auto identity = ffs::engine::ChunkStore::identify(path);
+  if (!identity.ok()) return fail_device(identity.error(), path);
+  auto io = ffs::io::Io::create(ffs::io::Options{});
+  if (!io.ok()) return ffs::capi::fail(io.error(), "discard: starting I/O");
+  ffs::engine::OpenOptions options;
+  options.cluster = identity->cluster;
+  auto store = ffs::engine::ChunkStore::open(**io, path, options);
+  if (!store.ok()) return fail_device(store.error(), path);
+  *bytes = 0;
+  const ffs::Status discarded = (*store)->discard_free(bytes);
+  const ffs::Status closed = (*store)->close();
+  store->reset();
+  for (const ffs::Status* status : {&discarded, &closed}) {
+    if (status->ok()) continue;
+    const ffs::Error error = status->error();
+    return ffs::capi::fail(error.code, "device %s: %s (%s)", path,
+                           error.what != nullptr ? error.what : "discarding free space",
+                           std::strerror(error.code));
+  }
+  return 0;
+}
+
 int ffs_device_survey(const char* path, ffs_device_state* out) {
   if (path == nullptr || out == nullptr) return ffs::capi::fail(EINVAL, "survey: path and result are needed");
   auto state = ffs::engine::survey_device(path);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "backend.h"
 #include "engine/chunk_store.h"
 #include "engine/format.h"
 #include "engine_harness.h"
@@ -111,7 +112,7 @@ std::vector<uint8_t> get(FileStore& f, uint64_t key, uint32_t length) {
 }  // namespace
 
 TEST_CASE("a store on a file survives closing, and opening by the other backend") {
-  FileStore f(io::Backend::uring, ".");
+  FileStore f(ffs::testing::chosen_backend(), ".");
   DeviceIdentity made;
   REQUIRE(ChunkStore::format(*f.io, f.path, f.options(kSmall, true), &made).ok());
   CHECK(made.max_chunks == kSmall / (256 * 1024));
@@ -140,7 +141,7 @@ TEST_CASE("a store on a file survives closing, and opening by the other backend"
 }
 
 TEST_CASE("devices that must be refused are refused, each with its own error") {
-  FileStore f(io::Backend::uring, ".");
+  FileStore f(ffs::testing::chosen_backend(), ".");
   FormatOptions options = f.options(kSmall, true);
   CHECK(f.open().error().code == ENOENT);
   options.size_bytes = 64ull << 20;
@@ -165,7 +166,7 @@ TEST_CASE("devices that must be refused are refused, each with its own error") {
   other[5] = 1;
   CHECK(f.open(other).error().code == EXDEV);
   REQUIRE_MESSAGE(f.open().ok(), f.last_message);
-  FileStore second(io::Backend::uring, ".");
+  FileStore second(ffs::testing::chosen_backend(), ".");
   std::string own = std::exchange(second.path, f.path);
   CHECK(second.open().error().code == EBUSY);
   second.path = own;
@@ -207,7 +208,7 @@ TEST_CASE("devices that must be refused are refused, each with its own error") {
 TEST_CASE("what isn't blank isn't formatted unless that is asked for") {
   // Where an ext4 superblock, a partition table, an old superblock's copy and a GPT's copy would stand.
   for (uint64_t at : {uint64_t{1080}, uint64_t{510}, uint64_t{64 * 1024 + 7}, uint64_t{kSmall} - 512}) {
-    FileStore f(io::Backend::uring, ".");
+    FileStore f(ffs::testing::chosen_backend(), ".");
     FormatOptions options = f.options(kSmall, true);
     REQUIRE(io::make_device_file(f.path, kSmall, true, false).ok());
     const uint16_t mark = 0xef53;

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend.h"
 #include "base/crc32c.h"
 #include "net/shared_memory.h"
 #include "net/socket.h"
@@ -79,7 +80,7 @@ class Cluster {
     size_t pool_bytes = 96u << 20;
     uint32_t max_ops = 1024;
     uint32_t max_sessions = 256;
-    io::Backend backend = io::Backend::uring;
+    io::Backend backend = ffs::testing::chosen_backend();
     uint64_t region_limit_bytes = 256u << 20;
     bool local_peers = true;
     uint32_t members = 0;  // the chain begins with so many of the nodes; 0: all

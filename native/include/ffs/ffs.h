@@ -85,6 +85,10 @@ int ffs_device_inspect(const char *path, ffs_device_info *out);
  * first. Blocking; the store must not be open (EBUSY). EINVAL: nothing to take in; others as inspect. */
 int ffs_device_grow(const char *path, uint64_t size_bytes, ffs_device_info *out);
 
+/* Opens the store, gives all free space back to the device (the host's disk, of a file) and closes it. *bytes: how
+ * much. Blocking; the store must not be open (EBUSY). EOPNOTSUPP: the device can't; others as inspect. */
+int ffs_device_discard(const char *path, uint64_t *bytes);
+
 typedef struct {
   uint64_t slabs, slots_used, slots_free;
 } ffs_class_use;             /* of slots of 4 KiB << class */
