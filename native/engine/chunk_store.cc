@@ -154,7 +154,8 @@ bool ChunkStore::retry_lookup(TargetId target, ClientId client, ChainId chain, u
                               RetryEntry* entry) const {
   int index = impl_->target_index(target);
   if (index < 0) return false;
-  const RetryEntry* found = impl_->state->retry[static_cast<size_t>(index)].find({static_cast<uint16_t>(index), client, chain, channel});
+  const RetryEntry* found = impl_->state->retry[static_cast<size_t>(index)].find(
+      {static_cast<uint16_t>(index), client, chain, channel});
   if (found == nullptr) return false;
   *entry = *found;
   return true;

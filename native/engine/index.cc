@@ -59,8 +59,8 @@ void Index::erase(uint32_t number) {
 }
 
 uint64_t Index::memory_bytes() const {
-  uint64_t bytes = chunks_.memory_bytes() + lives_.memory_bytes() + hash_.memory_bytes() + sums.memory_bytes() +
-                   overlays.memory_bytes();
+  uint64_t bytes = chunks_.memory_bytes() + lives_.memory_bytes() + hash_.memory_bytes() +
+                   sums.memory_bytes() + overlays.memory_bytes();
   for (uint32_t i = 1; i < lives_.end(); i++) bytes += lives_[i].pendings.capacity() * sizeof(Pending);
   return bytes;
 }

@@ -96,8 +96,8 @@ class ReadAhead {
 
 // ------------------------------------------------------------------------------ overlays
 
-// Bytes for the state to take over. Those of the snapshot and of flushed records stay where they are, beyond a
-// budget: most are overwritten by later records, and the others are fetched when they are applied.
+// Bytes for the state to take over. Those of the snapshot and of flushed records stay where they are, beyond
+// a budget: most are overwritten by later records, and the others are fetched when they are applied.
 std::span<const OverlayView> Recovery::take_overlays(const OverlayView* overlays, uint32_t count) {
   taken_.assign(overlays, overlays + count);
   for (OverlayView& o : taken_) {
@@ -141,7 +141,8 @@ Status Recovery::apply_snapshot_record(const RecordView& record, OrderedKey* las
     if (!fits) {
       wrong = "chunks stand out of order";
     } else if (chunk) {
-      wrong = s_.state->restore_chunk(key.first, view, take_overlays(view.overlays, view.overlay_count), in_order);
+      wrong = s_.state->restore_chunk(key.first, view, take_overlays(view.overlays, view.overlay_count),
+                                      in_order);
     } else {
       wrong = s_.state->restore_pending(key.first, stage, take_overlays(stage.overlays, stage.overlay_count));
     }
@@ -160,7 +161,8 @@ Status Recovery::load_slice(const BlockHeader& header, std::span<const uint8_t> 
   uint32_t count = 0;
   for (; next_record(reader, &record); count++) FFS_TRY_STATUS(apply_snapshot_record(record, last, true));
   if (!reader.ok() || count != header.record_count) {
-    return open_error(EBADMSG, "the snapshot is damaged", "records of slice %llu", number_of(header.sequence));
+    return open_error(EBADMSG, "the snapshot is damaged", "records of slice %llu",
+                      number_of(header.sequence));
   }
   snapshot_number_ = std::max(snapshot_number_, header.first_record);
   if ((header.flags & kSliceHasTables) != 0) {
@@ -185,12 +187,14 @@ Status Recovery::load_snapshot() {
     if (bytes.empty()) return open_error(EBADMSG, "the snapshot is damaged", "it ends before slice %u", i);
     BlockHeader header;
     if (!check_block(bytes.data(), bytes.size(), kSnapshotMagic, super_.store_id, &header) ||
-        header.mark != super_.snapshot_id || header.sequence != i || header.span_blocks * kBlock > bytes.size()) {
+        header.mark != super_.snapshot_id || header.sequence != i ||
+        header.span_blocks * kBlock > bytes.size()) {
       return open_error(EBADMSG, "the snapshot is damaged", "slice %u at byte %llu", i, number_of(at));
     }
     source_ = bytes.data();
     source_at_ = at;
-    Status loaded = load_slice(header, bytes.subspan(sizeof header, header.used_bytes - sizeof header), &last);
+    Status loaded =
+        load_slice(header, bytes.subspan(sizeof header, header.used_bytes - sizeof header), &last);
     source_ = nullptr;
     FFS_TRY_STATUS(loaded);
     stream.skip(header.span_blocks * kBlock);

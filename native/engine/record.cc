@@ -147,9 +147,11 @@ bool from_disk(const DiskImage& disk, Image* image) {
   const bool right =
       disk.kind >= 1 && disk.kind <= 4 && disk.tag_bytes <= kMaxTagBytes && disk.role <= kMaxRole &&
       !disk.version.none() && disk.stored_length <= kMaxChunkBytes && counted <= kMaxChunkBytes &&
-      (disk.codec != 0 || disk.stored_length <= disk.logical_length) && disk.granules == granules_of(counted) &&
-      has_place == (disk.place_class < kClasses) && has_place == (disk.stored_length > 0) &&
-      (!has_place || (disk.stored_length <= slot_bytes(disk.place_class) && disk.place < 1ull << kPlaceBits)) &&
+      (disk.codec != 0 || disk.stored_length <= disk.logical_length) &&
+      disk.granules == granules_of(counted) && has_place == (disk.place_class < kClasses) &&
+      has_place == (disk.stored_length > 0) &&
+      (!has_place ||
+       (disk.stored_length <= slot_bytes(disk.place_class) && disk.place < 1ull << kPlaceBits)) &&
       (disk.kind != static_cast<uint8_t>(UpdateKind::remove) || (!has_place && disk.logical_length == 0));
   if (!right) return false;
   image->version = disk.version;

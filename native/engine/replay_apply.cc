@@ -27,7 +27,8 @@ Status ApplyBatch::fetch(uint32_t chunk) {
           static_cast<uint8_t*>(std::aligned_alloc(kBlock, size + kBlock)), std::free);
       auto bytes = static_cast<uint8_t*>(std::aligned_alloc(kBlock, size));
       FFS_CHECK(read != nullptr && bytes != nullptr);
-      Status got = s_.read_now(o.at - lead, read.get(), static_cast<uint32_t>(size + (lead != 0 ? kBlock : 0)));
+      Status got =
+          s_.read_now(o.at - lead, read.get(), static_cast<uint32_t>(size + (lead != 0 ? kBlock : 0)));
       if (!got.ok()) std::free(bytes);
       FFS_TRY_STATUS(got);
       std::memcpy(bytes, read.get() + lead, size);

@@ -65,7 +65,8 @@ Status write_chunks(const std::string& path, uint64_t chunks, uint64_t* snapshot
   const int fd = fileno(file.get());
   uint8_t blocks[2][kBlock];
   for (int i = 0; i < 2; i++) {
-    if (pread(fd, blocks[i], kBlock, static_cast<off_t>(kSuperblockOffset[i])) != static_cast<ssize_t>(kBlock))
+    if (pread(fd, blocks[i], kBlock, static_cast<off_t>(kSuperblockOffset[i])) !=
+        static_cast<ssize_t>(kBlock))
       return Error::of(EIO, "reading the image of a store");
   }
   FFS_TRY(Superblock super, choose_superblock(blocks[0], blocks[1], UINT64_MAX));
@@ -186,8 +187,8 @@ std::string ScaleReport::json() const {
                 "\"resident_bytes\": %llu, \"resident_bytes_per_chunk\": %.1f, \"snapshot_s\": %.3f, "
                 "\"close_s\": %.3f, \"longest_step_us\": %llu, \"longest_pass_cpu_us\": %llu}",
                 n(chunks), n(device_bytes), n(snapshot_bytes), static_cast<double>(open_us) / 1e6,
-                static_cast<double>(open_cpu_us) / 1e6, n(memory_bytes), each(memory_bytes), n(resident_bytes),
-                each(resident_bytes), static_cast<double>(snapshot_us) / 1e6,
+                static_cast<double>(open_cpu_us) / 1e6, n(memory_bytes), each(memory_bytes),
+                n(resident_bytes), each(resident_bytes), static_cast<double>(snapshot_us) / 1e6,
                 static_cast<double>(close_us) / 1e6, n(longest_step_us), n(longest_pass_cpu_us));
   return line;
 }

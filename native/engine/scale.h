@@ -28,9 +28,9 @@ struct ScaleReport {
   std::string json() const;  // one line
 };
 
-// Makes a sparse file at `path` (it must not exist; it is removed afterwards) for `chunks` chunks of 1 MiB with
-// 16 checksums each, which stand in its snapshot and were never written, and opens, snapshots and closes it.
-// Blocks; takes seconds for a million. Errors: those of format and open, EEXIST.
+// Makes a sparse file at `path` (it must not exist; it is removed afterwards) for `chunks` chunks of 1 MiB
+// with 16 checksums each, which stand in its snapshot and were never written, and opens, snapshots and closes
+// it. Blocks; takes seconds for a million. Errors: those of format and open, EEXIST.
 Result<ScaleReport> measure_scale(io::Io& io, const std::string& path, uint64_t chunks);
 
 }  // namespace ffs::engine

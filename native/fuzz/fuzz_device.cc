@@ -1,6 +1,7 @@
-// Whole devices: what a store wrote, damaged, and mostly sealed again with right checksums, so that the damage
-// reaches what is behind them. Opening must end, in an error or in a store that is consistent, can be closed and
-// opened again; nothing is touched outside the device, no memory is asked for by what a damaged field says.
+// Whole devices: what a store wrote, damaged, and mostly sealed again with right checksums, so that the
+// damage reaches what is behind them. Opening must end, in an error or in a store that is consistent, can be
+// closed and opened again; nothing is touched outside the device, no memory is asked for by what a damaged
+// field says.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -60,7 +61,8 @@ std::unique_ptr<ChunkStore> open(io::SimIo& io) {
 // A store at work.
 class Work {
  public:
-  explicit Work(io::SimIo& io) : io_(io), memory_(static_cast<uint8_t*>(std::aligned_alloc(kBlock, 1u << 20))) {
+  explicit Work(io::SimIo& io)
+      : io_(io), memory_(static_cast<uint8_t*>(std::aligned_alloc(kBlock, 1u << 20))) {
     FormatOptions format;
     format.cluster = cluster_id();
     format.targets.assign(std::begin(kTargets), std::end(kTargets));
@@ -72,7 +74,8 @@ class Work {
   }
   ~Work() { std::free(memory_); }
 
-  void write(uint64_t key, uint64_t version, uint64_t base, uint32_t offset, uint32_t length, bool commit_now) {
+  void write(uint64_t key, uint64_t version, uint64_t base, uint32_t offset, uint32_t length,
+             bool commit_now) {
     StageOp op;
     op.kind = UpdateKind::write;
     op.offset = offset;
@@ -152,7 +155,8 @@ io::SimImage busy_device() {
   work.write(2, 3, 2, 100, 300, false);
   work.write(3, 2, 1, 0, 4'096, true);
   work.snapshot();
-  for (uint64_t key = 0; key < 10; key++) work.write(key, 5, key == 2 ? 3 : key == 3 ? 2 : 1, 512, 5'000, false);
+  for (uint64_t key = 0; key < 10; key++)
+    work.write(key, 5, key == 2 ? 3 : key == 3 ? 2 : 1, 512, 5'000, false);
   for (uint64_t key = 0; key < 6; key++) work.commit(key, 5);
   StageOp cut;
   cut.kind = UpdateKind::truncate;
@@ -245,8 +249,10 @@ void damage(io::SimImage& image, const uint8_t* data, size_t size) {
     std::memcpy(&value, data + 4, sizeof value);
     const Block& block = blocks[data[0] % blocks.size()];
     // Mostly the fields at the beginning, or those of the first records.
-    const uint64_t at = block.offset + (data[1] & 1 ? where % 320 : where % (block.magic == 0 ? kBlock : 16'384));
-    static const uint64_t ends[] = {0, 1, 0x7f, 0x80, 0xff, 0x1000, 0xffff, 0x10000, 0x7fffffff, 0xffffffff, UINT64_MAX};
+    const uint64_t at =
+        block.offset + (data[1] & 1 ? where % 320 : where % (block.magic == 0 ? kBlock : 16'384));
+    static const uint64_t ends[] = {0,      1,       0x7f,       0x80,       0xff,      0x1000,
+                                    0xffff, 0x10000, 0x7fffffff, 0xffffffff, UINT64_MAX};
     uint64_t number = value;
     if (data[1] & 2) number = ends[value % std::size(ends)];
     const size_t width = size_t{1} << (data[1] >> 2 & 3);

@@ -64,7 +64,8 @@ TEST_CASE("boundaries: pads, granules and classes") {
   }
 }
 
-TEST_CASE("boundaries: every length of a chunk passes memory and the device's form unchanged, or is refused") {
+TEST_CASE(
+    "boundaries: every length of a chunk passes memory and the device's form unchanged, or is refused") {
   for (uint64_t n : boundaries(UINT32_MAX)) {
     const auto length = static_cast<uint32_t>(n);
     const uint8_t least = n == 0 ? 0 : Allocator::class_for(std::min<uint64_t>(n, kSlabBytes));
@@ -194,7 +195,8 @@ TEST_CASE("boundaries: record headers with any length or fixed size never lead o
       Reader reader(bytes, memory.size() * 8);
       RecordView record;
       const bool taken = next_record(reader, &record);
-      CHECK(taken == (length % 8 == 0 && length >= sizeof header + fixed_bytes && length <= memory.size() * 8));
+      CHECK(taken ==
+            (length % 8 == 0 && length >= sizeof header + fixed_bytes && length <= memory.size() * 8));
       if (!taken) continue;
       CHECK(record.bytes.size() == length);
       ChunkView chunk;
@@ -221,7 +223,8 @@ TEST_CASE("boundaries: block headers with any used size or span") {
       std::memcpy(block.data(), &header, sizeof header);
       if (fits) seal_block(block.data(), header);
       BlockHeader found;
-      for (size_t available : {size_t{0}, sizeof header - 1, sizeof header, used - 1, used, size_t{kMaxBlockBytes}}) {
+      for (size_t available :
+           {size_t{0}, sizeof header - 1, sizeof header, used - 1, used, size_t{kMaxBlockBytes}}) {
         if (available > kMaxBlockBytes) continue;
         const bool right = fits && used <= available && span * kBlock >= used;
         CHECK(check_block(block.data(), available, kJournalMagic, 5, &found) == right);

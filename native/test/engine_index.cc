@@ -66,7 +66,8 @@ TEST_CASE("index: hash and order agree with a map over random changes") {
       auto at = model.lower_bound(probe);
       REQUIRE(index.lower_bound(probe.first, probe.second, false) == (at != model.end() ? at->second : 0));
       auto above = model.upper_bound(probe);
-      REQUIRE(index.lower_bound(probe.first, probe.second, true) == (above != model.end() ? above->second : 0));
+      REQUIRE(index.lower_bound(probe.first, probe.second, true) ==
+              (above != model.end() ? above->second : 0));
       REQUIRE(index.floor(probe.first, probe.second) ==
               (above != model.begin() ? std::prev(above)->second : 0));
     }
@@ -102,7 +103,8 @@ TEST_CASE("index: the hash goes on with more numbers than it was made for") {
   for (uint32_t number = 1; number < 5'000; number++) {
     if (!model.contains(number)) continue;
     REQUIRE(hash.find(model[number], [&](uint32_t other) { return other == number; }) == number);
-    REQUIRE(hash.find(~model[number], [&](uint32_t other) { return model.at(other) == ~model[number]; }) == 0);
+    REQUIRE(hash.find(~model[number], [&](uint32_t other) { return model.at(other) == ~model[number]; }) ==
+            0);
   }
 }
 
@@ -423,7 +425,6 @@ TEST_CASE("replay: small updates that stay on the device until they are applied 
     for (uint64_t key = 0; key < 12; key++) REQUIRE(again.commit(key, v(7)));
     again.close();
     again.open();
-    for (uint64_t key = 0; key < 12; key++)
-      CHECK(again.read(key, 0, kMaxChunkBytes).bytes == newest[key]);
+    for (uint64_t key = 0; key < 12; key++) CHECK(again.read(key, 0, kMaxChunkBytes).bytes == newest[key]);
   }
 }
