@@ -95,6 +95,7 @@ class Spaces:
         self._count = 0  # of revisions; never starts anew
         self._term = 0  # 0: nothing was read yet in this one
         self._entered = 0
+        self._complaint = ""
         self._unsaved = False  # shares may differ from the stored ones
         self._too_many: set[int] = set()  # nodes of which that was said
 
@@ -106,7 +107,9 @@ class Spaces:
         try:
             index, stored = await self._store.read(_load)
         except Damaged as error:
-            log.error("no policies of KV spaces: %s", error)
+            if self._complaint != error.message:  # it is tried twice a second
+                self._complaint = error.message
+                log.error("no policies of KV spaces: %s", error)
             return
         self._index, self._stored = index, stored
         self._shares, self._pending = {}, set()
