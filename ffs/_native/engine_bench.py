@@ -25,6 +25,7 @@ class EngineCount:
     flushes: int
     journal_bytes: int
     snapshots: int
+    moved_bytes: int
     longest_step_us: int
     longest_operation_us: int
 
@@ -139,6 +140,7 @@ class EngineBench:
             flushes=int(count.flushes),
             journal_bytes=int(count.journal_bytes),
             snapshots=int(count.snapshots),
+            moved_bytes=int(count.moved_bytes),
             longest_step_us=int(count.longest_step_us),
             longest_operation_us=int(count.longest_operation_us),
         )

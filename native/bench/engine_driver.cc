@@ -119,6 +119,7 @@ class Driver final : public EngineDriver {
     count.flushes = after.flushes - before.flushes;
     count.journal_bytes = after.journal_bytes - before.journal_bytes;
     count.snapshots = after.snapshots - before.snapshots;
+    count.moved_bytes = after.moved_bytes - before.moved_bytes;
     count.longest_step_us = after.longest_step_us;
     count.longest_operation_us = longest_ns_ / 1000;
     return count;

@@ -74,6 +74,7 @@ int ffs_engine_bench_run(ffs_engine_bench* bench, const ffs_engine_bench_load* l
   out->flushes = count->flushes;
   out->journal_bytes = count->journal_bytes;
   out->snapshots = count->snapshots;
+  out->moved_bytes = count->moved_bytes;
   out->longest_step_us = count->longest_step_us;
   out->longest_operation_us = count->longest_operation_us;
   return 0;

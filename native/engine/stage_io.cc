@@ -123,7 +123,8 @@ void ChunkStore::Impl::build_overlay(StageOp* op) {
   if (p.overlay_blocks == 0) return;
   uint32_t from = p.overlay_block * static_cast<uint32_t>(kBlock);
   uint32_t to = from + p.overlay_blocks * static_cast<uint32_t>(kBlock);
-  std::memset(p.overlay, 0, to - from);
+  const bool covered = op->offset == from && op->offset + op->length == to;
+  if (!covered) std::memset(p.overlay, 0, to - from);
   uint32_t old_from = std::max(from, p.span_from);
   uint32_t old_to = std::min({to, p.span_to, p.base_stored});
   if (old_to > old_from)

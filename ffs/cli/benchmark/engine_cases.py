@@ -123,6 +123,9 @@ class EngineLoop:
             journal = sum(count.journal_bytes for count in self.counts)
             more["operations_a_flush"] = round(operations / flushes, 1)
             more["journal_bytes_an_operation"] = round(journal / max(1, operations))
+        moved = sum(count.moved_bytes for count in self.counts)
+        if moved:
+            more["moved_mib"] = round(moved / MIB, 1)
         if snapshots:
             more["snapshots"] = snapshots
         return more

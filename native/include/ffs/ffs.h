@@ -537,7 +537,7 @@ typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
   uint64_t operations, elapsed_ns;
-  uint64_t flushes, journal_bytes, snapshots; /* during the run */
+  uint64_t flushes, journal_bytes, snapshots, moved_bytes; /* during the run */
   uint64_t longest_step_us;  /* of the store, since it was opened */
   uint64_t longest_operation_us;
 } ffs_engine_bench_count;
