@@ -48,7 +48,7 @@ class StorageConfig:
     pool_bytes: int  # a device's buffers; 0: the native default
     domain: str  # failure domain (rack, power feed); "": the node is its own
     scrub_bytes_per_s: int  # a device is read and checked at that rate; 0: not at all
-    sync_share_percent: int  # of a device that recovery may take while clients are served
+    sync_share_percent: int  # of a device that background work may take while clients are served
     start_timeout_s: float  # how long to wait for the metadata service at start
     ready_file: str
     log_level: str
@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=25,
         metavar="PERCENT",
-        help="of each device that recovery may take while clients are served",
+        help="of each device that background work may take while clients are served",
     )
     add("--start-timeout-s", type=float, default=10.0, help="wait so long for the metadata service")
     add("--ready-file", default="", help="written when it serves: one JSON object")

@@ -76,6 +76,7 @@ GAUGES: Final = {
     "journal_size_bytes": ("ffs_journal_size_bytes", "size of the journal", 1.0),
     "snapshot_age_us": ("ffs_snapshot_age_seconds", "since the last snapshot, or the start", 1e-6),
     "overlay_bytes": ("ffs_overlay_bytes", "small updates that wait to be applied in place", 1.0),
+    "discards_due_bytes": ("ffs_discards_due_bytes", "freed and not given back to the device yet", 1.0),
     "free_slabs": ("ffs_free_slabs", "slabs of 16 MiB that no size class holds", 1.0),
     "waiting_for_room": ("ffs_waiting_for_room", "updates that wait for compaction to make room", 1.0),
 }

@@ -138,6 +138,7 @@ class ShardMetrics:
     discards: int
     discarded_bytes: int
     discard_failures: int
+    discards_due_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class NativeServer:
 
     node, incarnation, cluster: who it is. bind_host: numeric. socket_dir: where the Unix sockets of the
     transport `local` go, None for none. Sizes in bytes, 0 for defaults (ffs.h). failure_timeout_ms: the
-    cluster's; sync_share_percent: of the device that recovery may take while clients are served;
+    cluster's; sync_share_percent: of the device that background work may take beside clients;
     scrub_bytes_per_s: a device, 0 for no scrub. Any thread.
     """
 

@@ -340,6 +340,7 @@ static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metri
   out->discards = store.discards;
   out->discarded_bytes = store.discarded_bytes;
   out->discard_failures = store.discard_failures;
+  out->discards_due_bytes = store.discards_due_bytes;
 }
 
 int ffs_server_metrics(ffs_server* server, uint32_t shard, ffs_shard_metrics* out) {

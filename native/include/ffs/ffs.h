@@ -181,7 +181,7 @@ typedef struct {
   const char *tcp_congestion; /* NULL: "cubic"; "" leaves the system's */
   uint64_t flags;
   uint32_t failure_timeout_ms; /* of the cluster, from the manager; 0: 10000. Peer leases are a fifth */
-  uint32_t sync_share_percent; /* of the device that recovery may take while clients are served; 0: 25 */
+  uint32_t sync_share_percent; /* of the device that background work may take while clients are served; 0: 25 */
   uint64_t scrub_bytes_per_s;  /* a device; 0: no scrub */
 } ffs_server_options;
 
@@ -262,7 +262,7 @@ typedef struct {
   uint64_t capacity_bytes, free_bytes, max_chunks, chunks, chunk_memory_bytes;
   uint64_t journal_used_bytes, journal_size_bytes, snapshots, snapshot_age_us, overlay_bytes, checksum_errors;
   uint64_t free_slabs, slabs_emptied, moves, moved_bytes, moves_dropped, waiting_for_room;
-  uint64_t discards, discarded_bytes, discard_failures;
+  uint64_t discards, discarded_bytes, discard_failures, discards_due_bytes;
 } ffs_shard_metrics;
 
 typedef struct {
