@@ -1,5 +1,4 @@
 // Space on a real file: discards give its blocks back, round after round, and compaction works over real I/O.
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <filesystem>
 
 #include "engine_space.h"
+#include "loop_device.h"
 
 using namespace ffs;
 using namespace ffs::engine;
@@ -15,23 +15,14 @@ using namespace ffs::engine::testing;
 
 namespace {
 
-bool direct_io_works(const std::string& directory) {
-  const std::string path = directory + "/ffs-space-probe-" + std::to_string(::getpid());
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
-  if (fd < 0) return false;
-  ::close(fd);
-  ::unlink(path.c_str());
-  return true;
-}
-
 struct TempFile {
   std::string path;
   TempFile() {
     // In memory where that can be, as these tests write and flush a lot; FFS_SPACE_DIR: on another file
     // system.
     const char* base = std::getenv("FFS_SPACE_DIR");
-    if (base == nullptr) base = direct_io_works("/dev/shm") ? "/dev/shm" : "/tmp";
-    std::string name = std::string(base) + "/ffs-space-XXXXXX";
+    std::string name =
+        (base != nullptr ? std::string(base) : ffs::testing::fast_directory()) + "/ffs-space-XXXXXX";
     REQUIRE(::mkdtemp(name.data()) != nullptr);
     directory = name;
     path = name + "/store";
@@ -121,5 +112,49 @@ TEST_CASE("space on a file: compaction makes room for large chunks, what a proce
   CHECK(s.store->metrics().moves > 0);
   CHECK(s.all_wrong() == "");
   s.reopen();
+  CHECK(s.all_wrong() == "");
+}
+
+TEST_CASE("space on a block device: freed slabs are discarded while the store is open, and all on request") {
+  ffs::testing::LoopDevice loop(
+      ffs::testing::fast_directory() + "/ffs-space-loop." + std::to_string(::getpid()), 300ull << 20, 4096);
+  if (!loop.valid()) {
+    MESSAGE("skipped: " << loop.why_not());
+    return;
+  }
+  SpaceStore s(loop.path());
+  s.format_path(0, 3'000, false);
+  s.options.discard_delay_us = 2'000;
+  s.open();
+  auto allocated = [&] {
+    struct stat status;
+    REQUIRE(::fstat(loop.file().get(), &status) == 0);
+    return static_cast<uint64_t>(status.st_blocks) * 512;
+  };
+  const uint64_t empty = allocated();
+  all_at_once(s, UpdateKind::replace, 10, 4 << 20);
+  CHECK(allocated() >= empty + (39 << 20));
+  all_at_once(s, UpdateKind::remove, 0, 0);
+  s.settle();
+  for (int i = 0; i < 10'000 && s.store->metrics().discards_due_bytes > 0; i++) s.pass();
+  s.settle();
+  if (s.store->metrics().discards == 0) {
+    MESSAGE("skipped: this device doesn't discard");
+    return;
+  }
+  CHECK(allocated() <= empty + (24 << 20));
+  // Written before discards were on: given back by the tool's function.
+  s.close();
+  s.options.discard = Discard::off;
+  s.open();
+  all_at_once(s, UpdateKind::replace, 10, 4 << 20);
+  all_at_once(s, UpdateKind::remove, 0, 0);
+  s.settle();
+  CHECK(allocated() >= empty + (39 << 20));
+  CHECK(s.put(1, 100'000) == 0);
+  uint64_t bytes = 0;
+  CHECK(s.store->discard_free(&bytes).ok());
+  CHECK(bytes == s.store->capacity().capacity_bytes - kSlabBytes);
+  CHECK(allocated() <= empty + (24 << 20));
   CHECK(s.all_wrong() == "");
 }
