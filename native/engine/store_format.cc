@@ -234,10 +234,11 @@ Result<Superblock> choose_superblock(const uint8_t* a, const uint8_t* b, uint64_
       super.target_count >= 1 && super.target_count <= kMaxTargets && super.slab_bytes == kSlabBytes &&
       super.journal_offset == kJournalOffset && super.journal_bytes >= 4 * kMaxBlockBytes &&
       super.journal_bytes % kBlock == 0 && super.journal_bytes <= super.size_bytes &&
-      super.snapshot_bytes % kBlock == 0 && super.snapshot_bytes <= super.size_bytes &&  // the sums don't wrap
-      super.snapshot_bytes >= 8 * kMaxBlockBytes && super.replay_block >= 1 && super.replay_block < 1ull << 60 &&
-      super.replay_record < 1ull << 60 && super.snapshot_id < 1ull << 60 && super.sequence < 1ull << 60 &&
-      super.snapshot_offset[0] == super.journal_offset + super.journal_bytes &&
+      super.snapshot_bytes % kBlock == 0 &&
+      super.snapshot_bytes <= super.size_bytes &&  // the sums don't wrap
+      super.snapshot_bytes >= 8 * kMaxBlockBytes && super.replay_block >= 1 &&
+      super.replay_block < 1ull << 60 && super.replay_record < 1ull << 60 && super.snapshot_id < 1ull << 60 &&
+      super.sequence < 1ull << 60 && super.snapshot_offset[0] == super.journal_offset + super.journal_bytes &&
       super.snapshot_offset[1] == super.snapshot_offset[0] + super.snapshot_bytes &&
       super.data_offset == super.snapshot_offset[1] + super.snapshot_bytes &&
       super.data_offset % kBlock == 0 && super.slab_count <= UINT32_MAX / 2 && end <= super.size_bytes &&
