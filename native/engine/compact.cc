@@ -32,9 +32,9 @@ void ChunkStore::Impl::step_compaction() {
   auto& c = compaction;
   if (poisoned || c.stopped) return;
   const bool urgent = !space_waiters.empty();
-  if (now_us >= c.forget_stuck_us) {
+  if (now_us - c.stuck_forgotten_us >= (urgent ? 100'000u : 2'000'000u)) {
     allocator->forget_stuck();
-    c.forget_stuck_us = now_us + (urgent ? 100'000 : 2'000'000);
+    c.stuck_forgotten_us = now_us;
   }
   if (c.phase == Compaction::Phase::idle && (urgent || c.budget_bytes > 0)) begin_round(urgent);
   if (c.phase == Compaction::Phase::scanning && (urgent || c.budget_bytes > 0)) scan_for_victims();
@@ -56,6 +56,7 @@ void ChunkStore::Impl::begin_round(bool urgent) {
     if (chosen_bytes >= limit) break;
   }
   if (c.victims.empty()) {
+    c.fruitless = true;
     c.budget_bytes = 0;
     c.quiet_until_us = now_us + 1'000'000;
     return;
@@ -101,6 +102,7 @@ void ChunkStore::Impl::end_round() {
     allocator->end_drain(slab, true);
   }
   counters.slabs_emptied += emptied;
+  c.fruitless = emptied == 0;
   c.victims.clear();
   c.phase = Compaction::Phase::idle;
   if (emptied > 0) note_room();

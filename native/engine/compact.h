@@ -20,8 +20,9 @@ struct Compaction {
   uint64_t settle_block = 0;         // the journal block with the round's last record
   uint64_t budget_bytes = 0;         // granted by compact() and not spent
   uint32_t in_flight = 0;            // moves
+  bool fruitless = false;            // the last try emptied nothing
   uint64_t quiet_until_us = 0;       // nothing was found to gain: not asked again before
-  uint64_t forget_stuck_us = 0;      // when slabs that couldn't be emptied are looked at again
+  uint64_t stuck_forgotten_us = 0;   // slabs that couldn't be emptied are tried again from time to time
 };
 
 constexpr uint32_t kScanChunks = 2048;         // looked at in one step: well under a millisecond

@@ -8,6 +8,7 @@ namespace ffs::engine {
 
 namespace {
 constexpr uint64_t kIdleWaitUs = 5'000'000;      // without any gain
+constexpr uint64_t kFruitlessWaitUs = 300'000;   // if only compaction could help, and it didn't just now
 constexpr uint64_t kLongestWaitUs = 30'000'000;  // whatever happens
 }  // namespace
 
@@ -68,7 +69,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::wait_for_room(StageOp* op, uint8_t bas
   if (freeing) want_flush();
   const uint64_t waited = now_us - std::min(now_us, p.room_since_us);
   const uint64_t dry = now_us - std::min(now_us, std::max(last_gain_us, p.room_since_us));
-  const bool patient = dry < kIdleWaitUs && waited < kLongestWaitUs;
+  const bool hopeless = !freeing && !by_commit && compaction.fruitless;
+  const bool patient = dry < (hopeless ? kFruitlessWaitUs : kIdleWaitUs) && waited < kLongestWaitUs;
   if (!releases.empty() || (patient && (freeing || by_commit || by_packing))) {
     p.room_class = least;
     p.room_update = update;

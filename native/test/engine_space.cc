@@ -469,3 +469,36 @@ TEST_CASE("space: what is free says when max_chunks is reached") {
   CHECK(s.put(20, 4096) == 0);
   CHECK(s.all_wrong() == "");
 }
+
+TEST_CASE("space: where nothing may be moved, a new chunk is refused soon, and taken when that is over") {
+  SpaceStore s(53);
+  s.sim->stop_logging();
+  s.format();
+  s.open();
+  REQUIRE(s.fill(0, 5000, 1 << 20) > 100);
+  std::vector<uint64_t> keys;
+  for (const auto& [n, chunk] : s.chunks) keys.push_back(n);
+  for (uint64_t n : keys) {
+    if (n % 2 == 0) REQUIRE(s.remove(n) == 0);
+  }
+  s.settle();
+  std::vector<std::unique_ptr<SpaceStore::Job>> pending;
+  for (const auto& [n, chunk] : s.chunks) {
+    pending.push_back(s.start(UpdateKind::truncate, n, 4000, 0, false));
+    s.run_until(pending.back()->finished);
+    REQUIRE(pending.back()->op.error == 0);
+  }
+  CHECK(s.store->room_for(16 * kMiB));  // by the slots
+  for (int i = 0; i < 3; i++) {
+    const uint64_t since_us = s.clock_us;
+    CHECK(s.put(90'000, 16 * kMiB) == ENOSPC);
+    CHECK(s.clock_us - since_us < (i == 0 ? 6'000'000 : 1'000'000));
+  }
+  CHECK(s.store->metrics().moves == 0);
+  for (auto& job : pending) {
+    REQUIRE(s.store->commit(TargetId(SpaceStore::kTarget), SpaceStore::key(job->n), job->op.version).ok());
+    s.chunks[job->n] = job->after;
+  }
+  CHECK(s.put(90'000, 16 * kMiB) == 0);
+  CHECK(s.all_wrong() == "");
+}
