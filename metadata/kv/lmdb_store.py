@@ -212,20 +212,27 @@ class LmdbStore(Store):
 
     def begin(self, urgent: bool = False) -> Transaction:
         self._check_open()
-        return _LmdbTransaction(self, self._env.begin(), urgent)
+        return _LmdbTransaction(self, self._snapshot(), urgent)
 
     async def read(self, body: Callable[[Snapshot], Awaitable[T]]) -> T:
         self._check_open()
-        with self._env.begin() as txn:
+        with self._snapshot() as txn:
             return await body(_LmdbSnapshot(txn))
 
     def read_now(self, body: Callable[[Snapshot], Awaitable[T]]) -> T:
         self._check_open()
-        txn = self._env.begin()  # a spare one, renewed: well under a microsecond
+        txn = self._snapshot()  # a spare one, renewed: well under a microsecond
         try:
             return drive(body(_LmdbSnapshot(txn)))
         finally:
             txn.abort()
+
+    def _snapshot(self) -> lmdb.Transaction:
+        try:
+            return self._env.begin()
+        except lmdb.ReadersFullError:
+            self._env.reader_check()  # processes that were killed since the store was opened hold slots
+            return self._env.begin()
 
     def _check_open(self) -> None:
         if self._closed:
