@@ -26,9 +26,7 @@ uint64_t percent_of(uint64_t bytes, uint64_t percent) {
 
 // --- steps ----------------------------------------------------------------------------------------
 
-void Evictor::step(uint64_t now_us, uint64_t manager_ms, bool tick) {
-  now_us_ = now_us;
-  manager_ms_ = manager_ms;
+void Evictor::step(bool tick) {
   samples_left_ = kSamplesAStep;
   scans_left_ = tick ? kScanAStep : 0;
   look_at_device();
@@ -42,6 +40,12 @@ void Evictor::step(uint64_t now_us, uint64_t manager_ms, bool tick) {
       const uint64_t bytes = need(target, *held, device, &waited_for);
       if (bytes > held->leaving_bytes) evict(target, *held, bytes, waited_for);
     }
+  }
+  if (!tick) return;
+  // Who waits still is judged again in this tick, and asks anew.
+  wanted_bytes_ = 0;
+  for (auto& [id, target] : spaces_.targets()) {
+    for (const auto& held : target.all()) held->wanted_bytes = 0;
   }
 }
 
@@ -64,13 +68,16 @@ void Evictor::look_at_device() {
   }
   const engine::Capacity capacity = store_.capacity();
   const uint64_t reserve = percent_of(capacity.capacity_bytes, reserve_percent_);
-  const uint64_t wanted = now_us_ - wanted_us_ < kWantedUs ? wanted_bytes_ : 0;
-  const uint64_t low = reserve + wanted;
+  const uint64_t low = reserve + wanted_bytes_;
   const uint64_t high = low + reserve / 4;
   const uint64_t free = capacity.free_bytes + leaving;
   if (free < low) below_reserve_ = true;
   if (free >= high) below_reserve_ = false;
   lacking_bytes_ = below_reserve_ && high > free ? high - free : 0;
+  // There may be room, but not for this size: more is freed until slabs can be emptied for it.
+  if (wanted_bytes_ > leaving && !store_.room_for(static_cast<uint32_t>(wanted_bytes_))) {
+    lacking_bytes_ = std::max(lacking_bytes_, wanted_bytes_ - leaving);
+  }
   short_of_room_ = capacity.free_bytes < reserve / 2;
 }
 
@@ -107,7 +114,7 @@ uint64_t Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t device_ne
     // Something at least, or many spaces would each give nothing.
     bytes = held.leaving_bytes +
             std::max<uint64_t>(static_cast<uint64_t>(static_cast<double>(device_need) * share), 1);
-    *waited_for = short_of_room_ || now_us_ - wanted_us_ < kWantedUs;
+    *waited_for = short_of_room_ || wanted_bytes_ > 0;
   }
   const uint64_t quota = held.policy.quota_bytes;
   if (quota == 0) return bytes;
@@ -116,22 +123,32 @@ uint64_t Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t device_ne
   if (used - std::min(used, held.leaving_bytes) > percent_of(quota, 99)) held.above_mark = true;
   if (used - std::min(used, held.leaving_bytes) <= low) held.above_mark = false;
   if (held.above_mark && used > low) bytes = std::max(bytes, used - low);
-  const bool asked = now_us_ - held.wanted_us < kWantedUs;
-  if (asked && used + held.wanted_bytes > quota) bytes = std::max(bytes, used + held.wanted_bytes - quota);
-  *waited_for |= asked || used > quota;
+  if (held.wanted_bytes > 0 && used + held.wanted_bytes > quota) {
+    bytes = std::max(bytes, used + held.wanted_bytes - quota);
+  }
+  *waited_for |= held.wanted_bytes > 0 || used > quota;
   return bytes;
 }
 
 // --- evicting -------------------------------------------------------------------------------------
 
 void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool waited_for) {
-  while (held.leaving_bytes < bytes && target.leaving.size() < kInFlight && samples_left_ > 0) {
+  // Few of a small space at a time: samples must show enough of the chunks that aren't leaving already.
+  const uint64_t chunks = store_.space_use(target.target(), held.policy.space).chunks;
+  const uint64_t most = std::clamp<uint64_t>(chunks / 16, 4, kInFlight);
+  while (held.leaving_bytes < bytes && target.leaving.size() < most && samples_left_ > 0) {
     if (!waited_for && !events_.ahead(events_.owner, 1)) return;
     samples_.resize(engine::EvictionPool::kSamples);
     const uint32_t count = store_.sample(target.target(), held.policy.space, held.pool.next_seed(), samples_);
     samples_left_ -= std::min(samples_left_, engine::EvictionPool::kSamples);
-    const uint32_t may_go = held.pool.feed(std::span(samples_).first(count), manager_ms_);
-    if (may_go == 0 && held.pool.empty()) {
+    const auto leaving = [&](const engine::ChunkSample& sample) {
+      return std::any_of(target.leaving.begin(), target.leaving.end(),
+                         [&](const Leaving& one) { return one.key == sample.key; });
+    };
+    const auto end = std::remove_if(samples_.begin(), samples_.begin() + count, leaving);
+    const auto fresh = static_cast<uint32_t>(end - samples_.begin());
+    const uint32_t may_go = held.pool.feed(std::span(samples_).first(fresh), manager_ms_);
+    if (may_go == 0 && fresh == count) {
       // A space of which this sample was all, or so many in a row, has nothing that may go.
       held.fruitless += std::max(count, 1u);
       const bool all_seen = count < engine::EvictionPool::kSamples;
@@ -141,12 +158,12 @@ void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool 
       return;
     }
     held.fruitless = 0;
-    bool ordered = false;
-    for (engine::Victim victim; !ordered && held.pool.take(&victim);) {
-      const EvictionAnswer answer = order(target, held, victim);
-      if (answer == EvictionAnswer::busy || answer == EvictionAnswer::not_head) return;
-      ordered = answer == EvictionAnswer::ordered;
-    }
+    // One that was used since is out; the next isn't taken in its place before others have been looked at, or
+    // the pool would be emptied down to those that are to stay.
+    engine::Victim victim;
+    if (!held.pool.take(&victim)) continue;
+    const EvictionAnswer answer = order(target, held, victim);
+    if (answer == EvictionAnswer::busy || answer == EvictionAnswer::not_head) return;
   }
 }
 
@@ -249,11 +266,6 @@ Outcome Evictor::refuse(Outcome outcome, bool waits) {
   return outcome;
 }
 
-void Evictor::device_wants(uint64_t bytes) {
-  wanted_bytes_ = now_us_ - wanted_us_ < kWantedUs ? std::max(wanted_bytes_, bytes) : bytes;
-  wanted_us_ = now_us_;
-}
-
 Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t length_bytes,
                        uint64_t unseen_bytes) {
   const uint64_t bytes = allocated(length_bytes);
@@ -264,9 +276,7 @@ Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t lengt
     // A slot is less than twice as long as what it holds.
     const uint64_t used = use.allocated_bytes + held->staging_bytes + 2 * unseen_bytes;
     if (used + bytes > quota) {
-      held->wanted_bytes =
-          now_us_ - held->wanted_us < kWantedUs ? std::max(held->wanted_bytes, bytes) : bytes;
-      held->wanted_us = now_us_;
+      held->wanted_bytes = std::max(held->wanted_bytes, bytes);
       return refuse(Outcome::over_quota, held->policy.evictable && bytes <= quota && !exhausted(*held));
     }
   }
@@ -278,18 +288,20 @@ Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t lengt
     }
   }
   if (room) return Outcome::ok;
-  device_wants(bytes);
+  wanted_bytes_ = std::max(wanted_bytes_, bytes);
   return refuse(Outcome::no_space, evictable_bytes_ > 0);
 }
 
-bool Evictor::will_make_room(TargetSpaces* target, const ChunkKey& key, uint32_t length_bytes) {
-  HeldSpace* held = target != nullptr ? target->find(key.space()) : nullptr;
-  if (held == nullptr || !held->policy.evictable || exhausted(*held)) return false;
-  if (store_.space_use(target->target(), key.space()).chunks == 0) return false;
+bool Evictor::will_make_room(TargetSpaces* target, uint32_t length_bytes) {
+  if (target == nullptr || !target->leads) return false;
+  const bool any = std::any_of(target->all().begin(), target->all().end(), [&](const auto& held) {
+    return held->policy.evictable && !exhausted(*held) &&
+           store_.space_use(target->target(), held->policy.space).chunks > 0;
+  });
   // Nothing says yet which member it was: until they report, as if one lacked some of these.
   constexpr uint64_t kSome = 4;
-  member_lacks(*target, TargetId{}, kSome * allocated(length_bytes), false);
-  return true;
+  if (any) member_lacks(*target, TargetId{}, kSome * allocated(length_bytes), false);
+  return any;
 }
 
 void Evictor::staging(TargetSpaces* target, const ChunkKey& key, uint32_t length_bytes) {

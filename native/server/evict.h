@@ -32,8 +32,13 @@ class Evictor {
   Evictor(engine::ChunkStore& store, Spaces& spaces, uint32_t reserve_percent, const Events& events)
       : store_(store), spaces_(spaces), reserve_percent_(reserve_percent), events_(events) {}
 
+  // The clock of all that follows: monotonic, and the manager's (0: not known).
+  void set_time(uint64_t now_us, uint64_t manager_ms) {
+    now_us_ = now_us;
+    manager_ms_ = manager_ms;
+  }
   // Some work, if there is any. `tick`: every 20 ms or so, the others when a removal has ended.
-  void step(uint64_t now_us, uint64_t manager_ms, bool tick);
+  void step(bool tick);
   // An eviction of that target has ended.
   void evicted(TargetSpaces& target, const ChunkKey& key, craq::Outcome outcome);
   // Removals have ended since this was asked last, so puts that wait may find room.
@@ -54,9 +59,9 @@ class Evictor {
   void committed(TargetSpaces& target, const ChunkKey& key);
   // A member of the target's chain says what its device lacks.
   void member_lacks(TargetSpaces& target, TargetId member, uint64_t bytes, bool short_of_room);
-  // Another member refused an update for lack of room: whether its client is to send it again, since
-  // evictions will make some.
-  bool will_make_room(TargetSpaces* target, const ChunkKey& key, uint32_t length_bytes);
+  // A member refused an update for lack of room: whether its client is to send it again, since evictions will
+  // make some.
+  bool will_make_room(TargetSpaces* target, uint32_t length_bytes);
   // What this device lacks: bytes up to its high mark; short_of_room: puts into evictable spaces wait.
   uint64_t lacking_bytes() const { return lacking_bytes_; }
   bool short_of_room() const { return short_of_room_; }
@@ -64,13 +69,12 @@ class Evictor {
  private:
   static constexpr uint32_t kInFlight = 64;  // of a target
   static constexpr uint32_t kSamplesAStep = 24 * 16;
-  static constexpr uint32_t kScanAStep = 128;          // chunks looked at for their expiry
-  static constexpr uint32_t kFruitless = 4096;         // chunks sampled in vain: there is nothing to evict
-  static constexpr uint64_t kScanRestUs = 10'000'000;  // between two scans of a space, from start to start
-  static constexpr uint64_t kWantedUs = 100'000;       // a put that waits asks again within that time
-  static constexpr uint64_t kRetryUs = 200'000;        // a space with nothing to evict is looked at again
-  static constexpr uint64_t kReportUs = 3'000'000;     // what a member has said counts for so long
-  static constexpr uint64_t kSettleUs = 100'000;       // a removed chunk's slot is free by then
+  static constexpr uint32_t kScanAStep = 128;         // chunks looked at for their expiry
+  static constexpr uint32_t kFruitless = 4096;        // chunks sampled in vain: there is nothing to evict
+  static constexpr uint64_t kScanRestUs = 5'000'000;  // between two scans of a space, from start to start
+  static constexpr uint64_t kRetryUs = 200'000;       // a space with nothing to evict is looked at again
+  static constexpr uint64_t kReportUs = 3'000'000;    // what a member has said counts for so long
+  static constexpr uint64_t kSettleUs = 100'000;      // a removed chunk's slot is free by then
 
   void look_at_device();
   uint64_t device_need(const TargetSpaces& target) const;
@@ -78,7 +82,6 @@ class Evictor {
   void evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool waited_for);
   craq::EvictionAnswer order(TargetSpaces& target, HeldSpace& held, const engine::Victim& victim);
   craq::Outcome refuse(craq::Outcome outcome, bool waits);
-  void device_wants(uint64_t bytes);
   void scan(TargetSpaces& target, HeldSpace& held);
   bool exhausted(const HeldSpace& held) const { return now_us_ < held.exhausted_until_us; }
 
@@ -98,9 +101,8 @@ class Evictor {
   bool below_reserve_ = false;  // until the high mark is reached
   uint64_t lacking_bytes_ = 0;
   bool short_of_room_ = false;
-  uint64_t evictable_bytes_ = 0;  // of the spaces that are led from here and aren't exhausted
-  uint64_t wanted_bytes_ = 0;     // the largest put that the device had no room for lately
-  uint64_t wanted_us_ = 0;
+  uint64_t evictable_bytes_ = 0;     // of the spaces that are led from here and aren't exhausted
+  uint64_t wanted_bytes_ = 0;        // the largest put that the device had no room for since the last tick
   uint64_t settling_bytes_[2] = {};  // removed in this half of kSettleUs, and in the one before
   uint64_t settling_us_ = 0;
 };

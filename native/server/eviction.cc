@@ -88,7 +88,7 @@ void Shard::evict(bool tick) {
     const craq::ReplicaStatus status = target->replica->status();
     target->spaces->leads = status.serving && status.my_index == 0;
   }
-  evictor_->step(now_us_, manager_time(), tick);
+  evictor_->step(tick);
   if (!tick) run_waiting();
 }
 

@@ -44,6 +44,7 @@ void Shard::apply(const Routing& routing) {
   if (routing.manager_ms > manager_ms_) {
     manager_ms_ = routing.manager_ms;
     manager_heard_ms_ = now_ms_;
+    evictor_->set_time(now_us_, manager_time());
   }
   routing_epoch_ = std::max(routing_epoch_, routing.epoch);
   std::unordered_map<uint64_t, const Route*> places;

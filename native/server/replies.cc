@@ -160,6 +160,10 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
   const bool reading = request->update_kind == wire::UpdateKind::kTouch;
   Told what = told(answer.outcome, reading);
   if (answer.outcome == Outcome::denied) what.detail = static_cast<Detail>(request->denied_detail);
+  // Refused by a member whose device is full: what the chain holds of evictable spaces makes room for it.
+  const bool again = answer.outcome == Outcome::no_space &&
+                     evictor_->will_make_room(request->target->spaces, request->length);
+  if (again) what = {EAGAIN, Detail::kReissue};
   wire::UpdateReply reply{};
   reply.status = static_cast<uint32_t>(what.status);
   reply.detail = static_cast<uint32_t>(what.detail);
@@ -167,7 +171,7 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
   reply.chain = to_wire(answer.chain_version);
   reply.routing_epoch = routing_epoch_;
   reply.chunk_length = answer.chunk.logical_bytes();
-  if (answer.outcome == Outcome::offline) reply.retry_after_ms = kRetryAfterMs;
+  if (answer.outcome == Outcome::offline || again) reply.retry_after_ms = kRetryAfterMs;
   if (request->update_kind == wire::UpdateKind::kRemoveRange) {
     reply.value = answer.count;
     reply.chunk_length = answer.more ? 1 : 0;

@@ -158,6 +158,7 @@ void Shard::tell_choices() const {
 void Shard::read_clock() {
   now_us_ = clock_us();
   now_ms_ = now_us_ / 1000;
+  if (evictor_ != nullptr) evictor_->set_time(now_us_, manager_time());
 }
 
 void Shard::io_pass() {

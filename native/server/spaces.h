@@ -36,9 +36,8 @@ struct HeldSpace {
   uint64_t staging_bytes = 0;  // of slots that the store doesn't count yet
   uint64_t leaving_bytes = 0;  // being removed
   bool above_mark = false;     // until the low mark is reached
-  uint64_t wanted_bytes = 0;   // the largest put that the quota had no room for lately
-  uint64_t wanted_us = 0;
-  uint32_t fruitless = 0;  // chunks sampled in a row of which none could go
+  uint64_t wanted_bytes = 0;   // the largest put that the quota had no room for since the last tick
+  uint32_t fruitless = 0;      // chunks sampled in a row of which none could go
   uint64_t exhausted_until_us = 0;
   bool expires = true;  // chunks with an expiry have been seen, or may be there
   bool scanning = false;

@@ -146,7 +146,9 @@ class Cluster {
   }
   // The manager's time goes on, by so much more than by itself.
   void pass_time(uint64_t ms) {
-    options_.manager_ms += ms;
+    const uint64_t now_ms = clock_ms();
+    options_.manager_ms += ms + (now_ms - time_passed_ms_);
+    time_passed_ms_ = now_ms;
     configure(false);
   }
   // Until the report of a node's target is so.
@@ -305,6 +307,7 @@ class Cluster {
   ChainVersion version_;
   std::atomic<uint32_t> recorded_{0};
   std::vector<Place> places_;  // empty: all nodes, in every chain
+  uint64_t time_passed_ms_ = clock_ms();
   uint64_t epoch_ = 0;
 };
 

@@ -1,0 +1,316 @@
+// Eviction in a chain of servers: quotas, devices that fill, times to live, pins, what other replicas saw.
+#include <deque>
+
+#include "test/server_harness.h"
+
+using namespace ffs;
+using namespace ffs::server;
+using namespace ffs::server::testing;
+using wire::UpdateKind;
+
+namespace {
+
+constexpr uint64_t kMiB = 1u << 20;
+
+uint64_t unix_ms() {
+  timespec now;
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1000000;
+}
+
+Cluster::Options cluster_of(uint32_t nodes) {
+  Cluster::Options options;
+  options.nodes = nodes;
+  options.manager_ms = unix_ms() + 60'000;
+  return options;
+}
+
+SpacePolicy policy(uint64_t quota_bytes, uint64_t ttl_ms = 0, bool evictable = true) {
+  return {kSpace, ChainId(1), evictable, quota_bytes, ttl_ms};
+}
+
+void set(Cluster& cluster, uint32_t nodes, const SpacePolicy& one) {
+  for (uint32_t i = 0; i < nodes; i++) cluster.node(i).server->set_spaces({one});
+}
+
+SpaceUse use_of(Cluster& cluster, uint32_t node) {
+  const auto all = cluster.node(node).server->space_use();
+  REQUIRE(all.size() == 1);
+  return all[0];
+}
+
+template <typename F>
+void wait_for_use(Cluster& cluster, uint32_t node, F&& good) {
+  for (int i = 0; i < 2000; i++) {
+    if (good(use_of(cluster, node))) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const SpaceUse use = use_of(cluster, node);
+  REQUIRE_MESSAGE(false, "chunks ", use.chunks, " bytes ", use.bytes, " evicted ", use.evicted_chunks,
+                  " expired ", use.expired_chunks, " ready ", use.ready);
+}
+
+// A client of KV blocks at one member.
+class Blocks {
+ public:
+  Blocks(Cluster& cluster, uint32_t node) : client_(*cluster.node(node).shard, net::Transport::kTcp) {
+    client_.ready();
+    client_.base.target = Cluster::target(node);
+    client_.base.chain_counter = cluster.version().counter;
+  }
+  uint64_t send_put(uint64_t index, uint32_t bytes, uint32_t flags = 0, uint64_t expiry_ms = 0) {
+    wire::Update update = client_.update(UpdateKind::kCreate, index, 0, bytes);
+    update.context.client = 0;
+    update.context.channel = 0;
+    update.context.sequence = 0;
+    update.flags = flags;
+    update.expiry_ms = expiry_ms;
+    return client_.send_update(update, content(index, bytes), true);
+  }
+  uint32_t put(uint64_t index, uint32_t bytes, uint32_t flags = 0, uint64_t expiry_ms = 0) {
+    return wait(send_put(index, bytes, flags, expiry_ms));
+  }
+  uint32_t wait(uint64_t id) { return client_.wait(id).code(); }
+  // Puts [from, to), `depth` at a time; how many didn't end with success.
+  uint32_t put_all(uint64_t from, uint64_t to, uint32_t bytes, uint32_t depth = 8) {
+    uint32_t failed = 0;
+    std::deque<uint64_t> sent;
+    for (uint64_t index = from; index < to || !sent.empty();) {
+      if (index < to && sent.size() < depth) {
+        sent.push_back(send_put(index++, bytes));
+        continue;
+      }
+      failed += wait(sent.front()) != 0 ? 1 : 0;
+      sent.pop_front();
+    }
+    return failed;
+  }
+  // 0, or the errno. The bytes are checked.
+  uint32_t get(uint64_t index, uint32_t bytes, bool touch) {
+    const uint32_t flags = wire::kReadWantChecksums | (touch ? static_cast<uint32_t>(wire::kReadTouch) : 0);
+    const Answer answer =
+        client_.take_read(client_.wait(client_.send_read(index, 0, bytes, true, 0, flags)), 0, 0);
+    if (answer.code() == 0) CHECK(answer.payload == content(index, bytes));
+    return answer.code();
+  }
+  bool exists(uint64_t index) {
+    wire::ExistsKey key{};
+    std::memcpy(key.key, ChunkKey::of_file(kSpace, index).bytes.data(), 24);
+    wire::Exists ask{};
+    ask.context = client_.context();
+    ask.count = 1;
+    const Answer answer =
+        client_.ask(Type::kExists, ask, net::Bytes(reinterpret_cast<const uint8_t*>(&key), sizeof key));
+    REQUIRE(answer.code() == 0);
+    wire::ExistsEntry entry;
+    std::memcpy(&entry, answer.var.data(), sizeof entry);
+    return entry.state == 1;
+  }
+  TestClient& client() { return client_; }
+
+ private:
+  static std::vector<uint8_t> content(uint64_t index, uint32_t bytes) {
+    std::vector<uint8_t> data(bytes, static_cast<uint8_t>(index));
+    std::memcpy(data.data(), &index, std::min<size_t>(sizeof index, bytes));
+    return data;
+  }
+  TestClient client_;
+};
+
+uint32_t count_present(Blocks& blocks, uint64_t from, uint64_t to) {
+  uint32_t present = 0;
+  for (uint64_t index = from; index < to; index++) present += blocks.exists(index) ? 1 : 0;
+  return present;
+}
+
+}  // namespace
+
+TEST_CASE("blocks of mixed sizes stay below the quota in bytes, on all replicas, and no put fails (K21)") {
+  constexpr uint64_t kQuota = 8 * kMiB;
+  Cluster cluster(cluster_of(3));
+  set(cluster, 3, policy(kQuota));
+  Blocks head(cluster, 0);
+  const uint32_t sizes[] = {4096, 1u << 20, 70'000, 12'288, 300'000, 512, 1u << 18};
+  uint64_t put_bytes = 0, most = 0;
+  std::deque<uint64_t> sent;
+  for (uint64_t index = 0; index < 160 || !sent.empty();) {
+    if (index < 160 && sent.size() < 6) {
+      const uint32_t bytes = sizes[index % std::size(sizes)];
+      put_bytes += bytes;
+      sent.push_back(head.send_put(index++, bytes));
+      continue;
+    }
+    REQUIRE(head.wait(sent.front()) == 0);
+    sent.pop_front();
+    most = std::max(most, use_of(cluster, 0).bytes);
+  }
+  CHECK(put_bytes > 4 * kQuota);
+  CHECK(most <= kQuota);
+  CHECK(most > kQuota / 4 * 3);  // it is used, too
+  const SpaceUse use = use_of(cluster, 0);
+  CHECK(use.evicted_chunks + use.chunks == 160);
+  CHECK(use.evicted_bytes > kQuota);
+  for (uint32_t node = 0; node < 3; node++) {
+    wait_for_use(cluster, node,
+                 [&](const SpaceUse& now) { return now.chunks == use.chunks && now.bytes <= kQuota; });
+  }
+  CHECK(use_of(cluster, 1).evicted_chunks == 0);  // the head's to count
+  Blocks tail(cluster, 2);
+  CHECK(count_present(tail, 0, 160) == use.chunks);
+}
+
+TEST_CASE("hot blocks outlive a scan over cold ones, also if another replica served them (K22)") {
+  constexpr uint32_t kBytes = 64 * 1024;
+  constexpr uint64_t kHot = 32, kQuotaBlocks = 128;
+  for (const bool touch : {true, false}) {
+    CAPTURE(touch);
+    Cluster cluster(cluster_of(3));
+    set(cluster, 3, policy(kQuotaBlocks * kBytes));
+    Blocks head(cluster, 0), middle(cluster, 1), tail(cluster, 2);
+    REQUIRE(head.put_all(0, kHot, kBytes) == 0);
+    cluster.pass_time(10'000);
+    for (uint64_t index = 0; index < kHot; index++) {
+      Blocks& reader = index % 3 == 0 ? head : index % 3 == 1 ? middle : tail;
+      REQUIRE(reader.get(index, kBytes, touch) == 0);
+    }
+    CHECK(use_of(cluster, 2).hits == (touch ? kHot / 3 : 0));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // members report each second
+    cluster.pass_time(10'000);
+    REQUIRE(head.put_all(1000, 1000 + 5 * kQuotaBlocks, kBytes) == 0);
+    const uint32_t present = count_present(tail, 0, kHot);
+    if (touch) {
+      CHECK(present == kHot);
+    } else {
+      CHECK(present < kHot / 2);  // nothing said that they were wanted
+    }
+    CHECK(use_of(cluster, 0).bytes <= kQuotaBlocks * kBytes);
+  }
+}
+
+TEST_CASE("a full device makes room by evictions, for blocks and for files, without an error (K23)") {
+  Cluster::Options options = cluster_of(2);
+  options.device_bytes = 288 * kMiB;
+  Cluster cluster(options);
+  set(cluster, 2, policy(0));
+  Blocks head(cluster, 0);
+  const uint64_t capacity = cluster.report(0).capacity.capacity_bytes;
+  const uint64_t blocks = capacity * 3 / 2 / (2 * kMiB);
+  REQUIRE(head.put_all(0, blocks, 2 * kMiB) == 0);
+  const SpaceUse use = use_of(cluster, 0);
+  CHECK(use.evicted_chunks > blocks / 4);
+  CHECK(use.bytes > capacity / 2);
+  CHECK(head.exists(blocks - 1));
+  // A file beside them, of another size.
+  TestClient& client = head.client();
+  for (uint64_t index = 0; index < 8; index++) {
+    REQUIRE(client.open(2, 0, kSpace + 1).code() == 0);
+    const ChunkKey key = ChunkKey::of_file(kSpace + 1, index);
+    Answer answer;
+    do {  // as the client library does it where another member's device was full
+      wire::Update update = client.update(UpdateKind::kWrite, index, 0, 4 * kMiB);
+      update.context.capability = 2;
+      std::memcpy(update.key, key.bytes.data(), 24);
+      answer = client.wait(client.send_update(update, pattern(4 * kMiB, 1), true));
+      if (answer.code() == EAGAIN) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    } while (answer.code() == EAGAIN && answer.detail() == Detail::kReissue);
+    REQUIRE(answer.code() == 0);
+  }
+}
+
+TEST_CASE("blocks are gone for clients when their time is over, and soon from the device") {
+  Cluster cluster(cluster_of(3));
+  for (const bool evictable : {true, false}) {
+    const uint64_t at = evictable ? 0 : 100;
+    set(cluster, 3, policy(0, 60'000, evictable));
+    Blocks head(cluster, 0), tail(cluster, 2);
+    CHECK(head.put(at + 1, 5000) == 0);
+    CHECK(head.put(at + 2, 5000, 0, unix_ms() + 3'600'000) == 0);  // its own is kept
+    CHECK(head.put(at + 3, 5000, wire::kUpdatePin) == 0);          // a pin doesn't keep it from that
+    CHECK(tail.get(at + 1, 5000, false) == 0);
+    cluster.pass_time(61'000);
+    for (Blocks* blocks : {&head, &tail}) {
+      CHECK(blocks->get(at + 1, 5000, false) == ENOENT);
+      CHECK_FALSE(blocks->exists(at + 1));
+      CHECK_FALSE(blocks->exists(at + 3));
+      CHECK(blocks->get(at + 2, 5000, false) == 0);
+    }
+    CHECK(head.put(at + 1, 7000) == 0);  // as if it had never been there
+    CHECK(tail.get(at + 1, 7000, false) == 0);
+    CHECK(head.put(at + 1, 7000) == EEXIST);
+    const uint64_t left = evictable ? 2 : 3;
+    for (uint32_t node = 0; node < 3; node++) {
+      wait_for_use(cluster, node, [&](const SpaceUse& use) { return use.chunks == left; });
+    }
+  }
+  CHECK(use_of(cluster, 0).expired_chunks == 3);
+  CHECK(use_of(cluster, 0).evicted_chunks == 0);
+}
+
+TEST_CASE("pinned blocks stay: others go for them, and where only they are left a put gets EDQUOT") {
+  constexpr uint32_t kBytes = 128 * 1024;
+  Cluster cluster(cluster_of(2));
+  set(cluster, 2, policy(32 * kBytes));
+  Blocks head(cluster, 0);
+  REQUIRE(head.put_all(100, 132, kBytes) == 0);
+  for (uint64_t index = 0; index < 31; index++) REQUIRE(head.put(index, kBytes, wire::kUpdatePin) == 0);
+  CHECK(count_present(head, 0, 31) == 31);
+  CHECK(count_present(head, 100, 132) <= 1);
+  uint32_t code = 0;
+  for (uint64_t index = 200; index < 203 && code == 0; index++)
+    code = head.put(index, kBytes, wire::kUpdatePin);
+  CHECK(code == EDQUOT);
+  CHECK(head.put(300, kBytes) == EDQUOT);
+  CHECK(head.client().change(UpdateKind::kRemove, 5).code() == 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(head.put(301, kBytes) == 0);
+  CHECK(head.put(302, 64 * kBytes) == EDQUOT);  // more than the quota: nothing could make room
+}
+
+TEST_CASE("a space that isn't evictable keeps what it has: over its quota a put gets EDQUOT") {
+  constexpr uint32_t kBytes = 128 * 1024;
+  Cluster cluster(cluster_of(2));
+  set(cluster, 2, policy(8 * kBytes, 0, false));
+  Blocks head(cluster, 0);
+  REQUIRE(head.put_all(0, 8, kBytes) == 0);
+  CHECK(head.put(8, kBytes) == EDQUOT);
+  CHECK(count_present(head, 0, 8) == 8);
+  set(cluster, 2, policy(9 * kBytes, 0, false));
+  CHECK(head.put(8, kBytes) == 0);
+  CHECK(use_of(cluster, 0).evicted_chunks == 0);
+}
+
+TEST_CASE("a smaller quota is reached by itself; the next head goes on where the last one was stopped") {
+  constexpr uint32_t kBytes = 32 * 1024;
+  Cluster cluster(cluster_of(3));
+  set(cluster, 3, policy(512 * kBytes));
+  {
+    Blocks head(cluster, 0);
+    REQUIRE(head.put_all(0, 500, kBytes) == 0);
+  }
+  set(cluster, 3, policy(64 * kBytes));
+  cluster.stop(0);
+  cluster.change({{1}, {2}});
+  wait_for_use(cluster, 1, [&](const SpaceUse& use) { return use.bytes <= 64 * kBytes; });
+  wait_for_use(cluster, 2, [&](const SpaceUse& use) { return use.bytes <= 64 * kBytes; });
+  Blocks head(cluster, 1);
+  REQUIRE(head.put_all(1000, 1200, kBytes) == 0);
+  CHECK(use_of(cluster, 1).bytes <= 64 * kBytes);
+}
+
+TEST_CASE("after a clean restart the hot blocks are known still") {
+  constexpr uint32_t kBytes = 64 * 1024;
+  Cluster cluster(cluster_of(1));
+  set(cluster, 1, policy(128 * kBytes));
+  {
+    Blocks head(cluster, 0);
+    REQUIRE(head.put_all(0, 32, kBytes) == 0);
+    cluster.pass_time(10'000);
+    for (uint64_t index = 0; index < 32; index++) REQUIRE(head.get(index, kBytes, true) == 0);
+    cluster.pass_time(10'000);
+  }
+  cluster.restart();
+  set(cluster, 1, policy(128 * kBytes));
+  Blocks head(cluster, 0);
+  REQUIRE(head.put_all(1000, 1400, kBytes) == 0);
+  CHECK(count_present(head, 0, 32) == 32);
+}
