@@ -111,6 +111,8 @@ class Suite:
     def _case(self, engine: EngineBench, case: EngineCase, place: str) -> Result:
         ours, theirs, alone = Cost(), Cost(), Cost()
         loop = EngineLoop(engine, case)
+        loop(self.slice_s)  # makes its memory
+        loop.counts.clear()
         with ExitStack() as stack:
             floor = stack.enter_context(contestant(self._floor(engine, case, place)))
             floors = [theirs.metered(floor, case.block_bytes)]

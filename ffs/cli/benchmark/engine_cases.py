@@ -119,7 +119,7 @@ class EngineLoop:
             "longest_operation_us": max(count.longest_operation_us for count in self.counts),
             "longest_step_us": max(count.longest_step_us for count in self.counts),
         }
-        if flushes:
+        if flushes and self._case.work != "read":
             journal = sum(count.journal_bytes for count in self.counts)
             more["operations_a_flush"] = round(operations / flushes, 1)
             more["journal_bytes_an_operation"] = round(journal / max(1, operations))
