@@ -1,7 +1,8 @@
 """kill -9 of a process that writes through the native engine (FAULTS S17).
 
 The process is a case of the native test program (native/test/engine_file.cc, "worker"). What it
-acknowledged before it was killed must be there, whole, when the next one opens the same file.
+acknowledged before it was killed must be there, whole, when the next one opens the same file, which has
+another name each time, as devices do after a restart.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ def program() -> Path:
 def test_acknowledged_writes_outlive_kill_9(tmp_path: Path, backend: str) -> None:
     """Rounds of write, kill, open and verify; seeds only choose when to kill."""
     device = tmp_path / "device"
-    environment = dict(os.environ, FFS_ENGINE_WORKER=str(device))
+    environment = dict(os.environ)
     if backend == "pread":
         environment["FFS_ENGINE_PREAD"] = "1"
     acknowledged: dict[int, int] = {}
     rng = random.Random(17)
-    for _ in range(5):
+    for life in range(5):
+        if life > 0:
+            device = device.rename(tmp_path / f"device-{life}")
+        environment["FFS_ENGINE_WORKER"] = str(device)
         worker = subprocess.Popen(
             [program(), "--test-case=worker"],
             cwd=tmp_path,
