@@ -67,6 +67,7 @@ class Victim {
       chain.config.member_count = 1;
       chain.config.members[0] = {TargetId(kTarget), craq::MemberState::serving, 1};
       routing.chains.push_back(chain);
+      server_->set_spaces({{kSpace, ChainId(1), true, 16u << 20, 0}});
       server_->configure(routing);
       for (int i = 0; i < 10000 && !server_->report()[0].persisted_here; i++) ::usleep(1000);
     }
@@ -272,6 +273,16 @@ std::vector<std::vector<uint8_t>> servers_seeds() {
   var.insert(var.end(), crc_bytes.begin(), crc_bytes.end());
   queue.push(Type::kSync, 0, sync, var, data);
   queue.push(Type::kSync, 0, sync, var, data);
+  out.push_back(taken(queue, 2));
+  wire::Used used{};
+  used.context = context();
+  used.from = kTarget + 1;
+  used.lacking_bytes = 1u << 30;
+  used.count = 2;
+  used.flags = wire::kUsedShortOfRoom;
+  std::vector<uint8_t> used_keys(key.bytes.begin(), key.bytes.end());
+  used_keys.insert(used_keys.end(), key.bytes.begin(), key.bytes.end());
+  queue.push(Type::kUsed, 0, used, used_keys);
   out.push_back(taken(queue, 2));
   return out;
 }

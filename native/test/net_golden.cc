@@ -266,4 +266,16 @@ TEST_CASE("golden frames of updates") {
   sync.payload_length = 4;
   const uint8_t sync_var[] = {'h', 'e', 'l', 'l', 'o', 0xc0, 0xee, 0x59, 0x5e};
   check("sync", Type::kSync, sync, bytes_of(sync_var), Bytes(reinterpret_cast<const uint8_t*>("ffs!"), 4));
+
+  wire::Used used{};
+  used.context.target = 0x101;
+  used.context.chain = 9;
+  used.context.chain_term = 2;
+  used.context.chain_counter = 5;
+  used.from = 0x102;
+  used.lacking_bytes = 5u << 20;
+  used.count = 1;
+  used.flags = wire::kUsedShortOfRoom;
+  const uint8_t used_key[24] = {0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3};
+  check("used", Type::kUsed, used, bytes_of(used_key));
 }

@@ -262,6 +262,16 @@ LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
             ("payload_length", "u32"),
         ],
     ),
+    "used": (
+        35,
+        [
+            *nest("context", CONTEXT),
+            ("from", "u64"),
+            ("lacking_bytes", "u64"),
+            ("count", "u32"),
+            ("flags", "u32"),
+        ],
+    ),
 }
 
 # Variable parts of the examples, as fields.
@@ -290,6 +300,7 @@ VARIABLE: dict[str, list[tuple[str, str]]] = {
     "update": [("crc[0]", "u32"), ("crc[1]", "u32")],
     "forward": [("crc[0]", "u32")],
     "sync": [("message", "b5"), ("crc[0]", "u32")],
+    "used": [("keys[0]", "b24")],
     "exists": [
         ("keys[0].key", "b24"),
         ("keys[0].tag", "b16"),
@@ -465,6 +476,16 @@ EXAMPLES: dict[str, dict[str, Value]] = {
         "payload_length": 4,
         "message": b"hello".hex(),
         "crc[0]": crc32c(b"ffs!"),
+    },
+    "used": {
+        "context.target": 0x101,
+        "context.chain": 9,
+        **{f"context.chain_{part}": CONTEXT_VALUES[f"chain_{part}"] for part in ("term", "counter")},
+        "from": 0x102,
+        "lacking_bytes": 5 << 20,
+        "count": 1,
+        "flags": 1,
+        "keys[0]": KEY,
     },
 }
 
