@@ -42,13 +42,15 @@ void Background::client_read(uint32_t bytes, uint32_t beside, uint64_t took_us, 
     usual.learn(took);
     calm_us_ = now_us;
     reads_since_calm_ = 0;
+    // Between pieces that come seldom: of all reads few shall be slow, not of those beside a piece.
+    if (now_us < last_piece_us_ + kSeldomUs) move_part(1 + kIncrease);
     return;
   }
   reads_since_calm_++;
   if (usual.samples < kKnown) return;
   const bool felt = took > usual.p99_us * 1.5 + 20;
   if (felt) felt_reads_++;
-  part_ = std::clamp(part_ * (felt ? 1 - kDecrease : 1 + kIncrease), kLeastPart, 1.0);
+  move_part(felt ? 1 - kDecrease : 1 + kIncrease);
 }
 
 // The best of what was seen, forgotten slowly: a window in which nobody asked for much says little.

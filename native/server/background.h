@@ -82,7 +82,8 @@ class Background {
   static constexpr uint64_t kLongestWaitUs = 20'000;
   static constexpr uint64_t kLeastBytesPerS = 4u << 20;
   static constexpr double kLeastPart = 0.1;
-  static constexpr uint32_t kKnown = 32;  // samples, before a baseline counts
+  static constexpr uint64_t kSeldomUs = 100'000;  // pieces of the least rate aren't further apart
+  static constexpr uint32_t kKnown = 32;          // samples, before a baseline counts
   static constexpr double kDecrease = 0.05, kIncrease = kDecrease / 200;
   static constexpr size_t kSizes = 8, kDepths = 8;
 
@@ -93,6 +94,7 @@ class Background {
     void learn(double took_us);
   };
   Baseline& baseline(uint32_t bytes, uint32_t beside);
+  void move_part(double factor) { part_ = std::clamp(part_ * factor, kLeastPart, 1.0); }
   bool may_start(bool clients_wait, uint64_t now_us);
   bool pausing(uint64_t now_us);
   void refill(uint64_t now_us);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "server/background.h"
@@ -36,6 +37,7 @@ struct World {
   std::mt19937_64 random{7};
   uint64_t longest_without_piece_us = 0;
   uint64_t slow_reads = 0, reads = 0;
+  uint64_t slower_once = 0;
   uint32_t largest_piece = 0, most_in_flight = 0;
 
   explicit World(uint32_t percent) : background(percent) {
@@ -167,6 +169,22 @@ TEST_CASE("background: gives way when clients feel it, down to a least share tha
   w.slower = [](uint32_t) { return 0; };
   w.run(wants({OpClass::recovery}), 3'000'000);
   CHECK(w.background.rate_bytes_per_s() > 400'000'000);
+}
+
+TEST_CASE("background: reads between pieces that come seldom count as well") {
+  World w(1);  // 10 MB/s: a piece every 6 ms, or 15
+  w.slower = [](uint32_t) { return 1000; };
+  w.run(wants({OpClass::recovery}), 5'000'000);
+  w.slower = [](uint32_t) { return 0; };
+  w.run(wants({OpClass::recovery}), 2'000'000);
+  CHECK(w.background.rate_bytes_per_s() > 9'000'000);
+  // One piece a second by a slow read of it: far below one read in 200, so the share stays.
+  for (int i = 0; i < 20; i++) {
+    w.slower = [&w](uint32_t) { return std::exchange(w.slower_once, 0); };
+    w.slower_once = 1000;
+    w.run(wants({OpClass::recovery}), 1'000'000);
+  }
+  CHECK(w.background.rate_bytes_per_s() > 9'000'000);
 }
 
 TEST_CASE("background: holds the share at which few reads are slow") {
