@@ -1,6 +1,6 @@
-// Keys of chunks that were used, kept until they are reported: a sample of bounded size. Of keys that fall
-// into the same place the last one stays; the places change with each report, so that no key is always the
-// one that goes. Nothing is allocated after the first use. Pure.
+// Keys of chunks that were used, kept until they are reported: all, while there are few, else a sample of bounded
+// size. Where a key finds its places taken it replaces one; the places change with each report, so that no
+// key is always the one that goes. Nothing is allocated after the first use. Pure.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ class Touches {
       keys_.resize(kPlaces);
       used_.resize(kPlaces);
     }
-    const auto place = static_cast<uint32_t>(mix64(ChunkKeyHash{}(key) ^ salt_) % kPlaces);
+    auto place = static_cast<uint32_t>(mix64(ChunkKeyHash{}(key) ^ salt_) % kPlaces);
+    for (uint32_t i = 0; i < kTries && used_[place] && keys_[place] != key; i++) place = (place + 1) % kPlaces;
     if (!used_[place]) count_++;
     used_[place] = true;
     keys_[place] = key;
@@ -39,6 +40,7 @@ class Touches {
   }
 
  private:
+  static constexpr uint32_t kTries = 8;
   std::vector<ChunkKey> keys_;
   std::vector<bool> used_;
   uint32_t count_ = 0;

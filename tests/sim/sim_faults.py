@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import sim_wire as wire
 from sim_model import Violation
 from sim_node import Node
-from sim_wire import Outcome, Reason, Version
+from sim_wire import Answer, Eviction, Outcome, Reason, Version
 
 if TYPE_CHECKING:
     from sim_world import World
@@ -26,6 +26,7 @@ class Faults:
         self.repairs = 0
         self.wipes = 0
         self.pauses = 0
+        self.evictions = 0  # ordered
 
     def begin(self) -> None:
         plan = self.world.plan
@@ -36,6 +37,7 @@ class Faults:
             (plan.slow_every_ms, self._slowing),
             (plan.rot_every_ms, self._rotting),
             (plan.scrub_every_ms, self._scrubbing),
+            (plan.evict_every_ms, self._evicting),
             (400 if plan.no_space else 0, self._filling),
         ):
             if every:
@@ -216,6 +218,37 @@ class Faults:
             code = rng.choice((Outcome.NO_SPACE, Outcome.OVER_QUOTA))
             admit = code if full and rng.random() < 0.3 else Outcome.OK
             node.sim.step(wire.space(node.clock(), admit, code if full else Outcome.OK))
+
+    # ---- eviction -------------------------------------------------------------------------------
+
+    def _evicting(self) -> None:
+        """Some node, the head or not, chooses a chunk; the order comes later. The chunk may have been used,
+        written or removed by then."""
+        world, rng = self.world, self.world.rng
+        node = rng.choice(world.nodes)
+        keys = sorted(k for k, c in node.sim.dump().store.chunks.items() if c.exists)
+        if not node.up or not keys:
+            return
+        key = rng.choice(keys)
+        chosen = node.sim.sample(key)
+        if rng.random() < 0.3:
+            node.sim.step(wire.touch(key))
+        world.at(rng.choice((0, 0, 5, 50)), self._order, node, node.starts, key, chosen)
+
+    def _order(self, node: Node, starts: int, key: bytes, chosen: wire.Sample) -> None:
+        if node.starts == starts and node.up:
+            self.world.arrive(node, self._evict, key, chosen)
+
+    def _evict(self, node: Node, key: bytes, chosen: wire.Sample) -> None:
+        """An order that is carried out is on a chunk as it was chosen, with nothing pending."""
+        before, store = node.sim.sample(key), node.sim.dump().store
+        pending = key in store.chunks and bool(store.chunks[key].pendings)
+        answers = node.sim.step(wire.evict(node.clock(), key, chosen))
+        if (Answer.EVICTION, Eviction.ORDERED) in answers:
+            self.evictions += 1
+            if before != chosen or pending:
+                raise Violation(f"{node.target} evicts {wire.short(key)}: {chosen} as chosen, {before} now")
+        self.world.carry_out(node, answers)
 
     def _rotting(self) -> None:
         world, rng = self.world, self.world.rng

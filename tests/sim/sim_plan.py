@@ -40,6 +40,7 @@ class Plan:
     no_space: float = 0.0  # share of the time in which some member is full
     rot_every_ms: int = 0
     scrub_every_ms: int = 0
+    evict_every_ms: int = 0  # a chunk is chosen at some node, and ordered to go a while later
     # the manager
     managers: int = 2
     manager_every_ms: int = 0  # crashes, pauses and cuts of the primary
@@ -73,6 +74,9 @@ class Plan:
         p.mix = rng.choice(((6, 1, 1, 1, 2, 6), (8, 0, 0, 0, 0, 4), (2, 2, 3, 1, 3, 6), (4, 1, 1, 1, 1, 20)))
         p.per_chunk = rng.choice((1, 3, 16))
         p.window = rng.choice((1, 2, 16))
+        # Drawn aside: the worlds without it stay what they were.
+        aside = random.Random(repr(rng.getstate()[1][:8]))
+        p.evict_every_ms = aside.choice((0, 0, 40, 200))
         return p
 
     def _draw_network(self, rng: random.Random) -> None:

@@ -711,6 +711,11 @@ class Sim:
         assert isinstance(store, Store)
         return Dump(status, store)
 
+    def sample(self, key: bytes) -> Sample:
+        ((_, found),) = self.step(sample(key))
+        assert isinstance(found, Sample)
+        return found
+
     def compare(self, now: int, key: bytes) -> tuple[bytes | None, list[tuple[int, object]]]:
         """The key to go on from, and the other answers."""
         answers = self.step(compare(now, key))
