@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend.h"
 #include "engine/format.h"
 #include "engine_harness.h"
 
@@ -41,7 +42,9 @@ struct SpaceStore {
   }
   // On a file or block device, made by format_path().
   explicit SpaceStore(std::string path_) : random(1), path(std::move(path_)) {
-    auto made = io::Io::create({});
+    io::Options io_options;
+    io_options.backend = ffs::testing::chosen_backend();
+    auto made = io::Io::create(io_options);
     REQUIRE(made.ok());
     io = std::move(made.value());
     base_options();
