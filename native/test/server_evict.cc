@@ -50,6 +50,15 @@ void wait_for_use(Cluster& cluster, uint32_t node, F&& good) {
                   " expired ", use.expired_chunks, " ready ", use.ready);
 }
 
+// Spread like hashes, as the keys of KV blocks are.
+ChunkKey key_of(uint64_t index) {
+  std::array<uint8_t, 16> bytes;
+  const uint64_t high = mix64(index + 1), low = mix64(high);
+  std::memcpy(bytes.data(), &high, 8);
+  std::memcpy(bytes.data() + 8, &low, 8);
+  return ChunkKey::of(kSpace, bytes);
+}
+
 // A client of KV blocks at one member.
 class Blocks {
  public:
@@ -65,6 +74,7 @@ class Blocks {
     update.context.sequence = 0;
     update.flags = flags;
     update.expiry_ms = expiry_ms;
+    std::memcpy(update.key, key_of(index).bytes.data(), 24);
     return client_.send_update(update, content(index, bytes), true);
   }
   uint32_t put(uint64_t index, uint32_t bytes, uint32_t flags = 0, uint64_t expiry_ms = 0) {
@@ -87,15 +97,19 @@ class Blocks {
   }
   // 0, or the errno. The bytes are checked.
   uint32_t get(uint64_t index, uint32_t bytes, bool touch) {
-    const uint32_t flags = wire::kReadWantChecksums | (touch ? static_cast<uint32_t>(wire::kReadTouch) : 0);
-    const Answer answer =
-        client_.take_read(client_.wait(client_.send_read(index, 0, bytes, true, 0, flags)), 0, 0);
+    wire::Read read{};
+    read.context = client_.context();
+    std::memcpy(read.key, key_of(index).bytes.data(), 24);
+    read.length = read.bulk.length = bytes;
+    read.flags = wire::kReadWantChecksums | (touch ? static_cast<uint32_t>(wire::kReadTouch) : 0);
+    read.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kInline);
+    const Answer answer = client_.take_read(client_.ask(Type::kRead, read), 0, 0);
     if (answer.code() == 0) CHECK(answer.payload == content(index, bytes));
     return answer.code();
   }
   bool exists(uint64_t index) {
     wire::ExistsKey key{};
-    std::memcpy(key.key, ChunkKey::of_file(kSpace, index).bytes.data(), 24);
+    std::memcpy(key.key, key_of(index).bytes.data(), 24);
     wire::Exists ask{};
     ask.context = client_.context();
     ask.count = 1;
@@ -105,6 +119,11 @@ class Blocks {
     wire::ExistsEntry entry;
     std::memcpy(&entry, answer.var.data(), sizeof entry);
     return entry.state == 1;
+  }
+  uint32_t remove(uint64_t index) {
+    wire::Update update = client_.update(UpdateKind::kRemove, index, 0, 0);
+    std::memcpy(update.key, key_of(index).bytes.data(), 24);
+    return client_.wait(client_.send_update(update, {}, true)).code();
   }
   TestClient& client() { return client_; }
 
@@ -260,7 +279,7 @@ TEST_CASE("pinned blocks stay: others go for them, and where only they are left 
     code = head.put(index, kBytes, wire::kUpdatePin);
   CHECK(code == EDQUOT);
   CHECK(head.put(300, kBytes) == EDQUOT);
-  CHECK(head.client().change(UpdateKind::kRemove, 5).code() == 0);
+  CHECK(head.remove(5) == 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   CHECK(head.put(301, kBytes) == 0);
   CHECK(head.put(302, 64 * kBytes) == EDQUOT);  // more than the quota: nothing could make room

@@ -10,8 +10,8 @@ from sim_wire import Answer, Eviction, Kind, Mutant, Outcome, Sample
 A = 1  # a client
 
 
-def put(b: Bench, payload: bytes, **more: object) -> int:
-    return b.send(Kind.CREATE, (0, 0, 0), payload=payload, tag=9, **more)
+def put(b: Bench, payload: bytes, key: bytes = KEY) -> int:
+    return b.send(Kind.CREATE, (0, 0, 0), key=key, payload=payload, tag=9)
 
 
 def order(b: Bench, chosen: Sample, n: int = 0) -> Eviction:
@@ -26,7 +26,7 @@ def order(b: Bench, chosen: Sample, n: int = 0) -> Eviction:
 def look(b: Bench, n: int, **more: int) -> Outcome | None:
     """A read that the checks of order don't see: they know no time to live."""
     b.token += 1
-    b.step(n, wire.read(b.now, b.token, b.chain, KEY, **more))  # type: ignore[arg-type]
+    b.step(n, wire.read(b.now, b.token, b.chain, KEY, **more))
     return b.outcome(b.token)
 
 
