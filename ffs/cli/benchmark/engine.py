@@ -35,6 +35,7 @@ from ffs.errors import FfsError
 MEMORY_LIMIT_BYTES = 192  # a chunk of 1 MiB
 START_LIMIT_S = 5.0  # of a target with a million chunks
 MANY = 500_000
+SPREAD_LIMIT = 0.5
 SLAB_BYTES = 16 * MIB
 DEPTH = 64
 
@@ -138,7 +139,7 @@ class Suite:
             "op/s" if per_op else "GB/s",
             self.slices,
             case.goal(place),
-            noisy=is_noisy(self.noise.get(place, 1.0)),
+            noisy=is_noisy(self.noise.get(place, 1.0)) or _spread(summary.quartiles) > SPREAD_LIMIT,
             more=more,
         )
 
@@ -198,6 +199,13 @@ class Suite:
                 # Of few chunks what a store takes anyway is most.
                 goal = 1.0 if self.chunks >= MANY else None
                 yield Result(name, ours, most, ratio, unit, 1, goal, more={"chunks": self.chunks, **more})
+
+
+def _spread(quartiles: tuple[float, float]) -> float:
+    """Between the quartiles of the ratios, over their middle: others' writes and flushes show here, which the
+    floor's reads against themselves don't feel."""
+    low, high = quartiles
+    return (high - low) * 2 / (high + low) if high + low > 0 else 0.0
 
 
 def _machine() -> dict[str, object]:
