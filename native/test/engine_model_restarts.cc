@@ -87,7 +87,13 @@ class FilePlace final : public Place {
   }
   ChunkStore& store() override { return *store_; }
   void pass() override { moment_++, io_->run_once(200); }
-  void tick() override { store_->tick(clock_us_ += space_ ? 50'000 : 200); }
+  // Not in every pass: each would be ready at once then, and the threads of the backend would starve.
+  void tick() override {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - ticked_ < std::chrono::microseconds(200)) return;
+    ticked_ = now;
+    store_->tick(clock_us_ += space_ ? 50'000 : 5'000);
+  }
   size_t moment() const override { return moment_; }
   void make() override {
     FormatOptions options = Harness::format_options();
@@ -109,7 +115,11 @@ class FilePlace final : public Place {
     if (how == Stop::close) {
       closed = store_->close();
     } else {
-      for (int i = 0; i < 100'000 && !store_->idle(); i++) tick(), pass();
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+      while (!store_->idle()) {
+        FFS_CHECK(std::chrono::steady_clock::now() < limit);
+        tick(), pass();
+      }
       while (io_->in_flight() > 0 || io_->has_ready()) pass();
     }
     store_.reset();
@@ -129,6 +139,7 @@ class FilePlace final : public Place {
   std::unique_ptr<ChunkStore> store_;
   size_t moment_ = 0;
   uint64_t clock_us_ = 1000;
+  std::chrono::steady_clock::time_point ticked_;
 };
 
 struct RestartOptions {
@@ -163,6 +174,15 @@ std::string restart_once(Place& place, Model& model, Stop how) {
   return wrong;
 }
 
+std::string replay_of(const RestartOptions& o) {
+  std::string text;
+  for (uint64_t part : {o.seed, static_cast<uint64_t>(o.ground), static_cast<uint64_t>(o.space),
+                        static_cast<uint64_t>(o.full), o.rounds, o.operations})
+    text += (text.empty() ? "" : " ") + std::to_string(part);
+  return std::string("\non ") + kGrounds[static_cast<int>(o.ground)] + ", to repeat: FFS_RESTARTS='" + text +
+         "' test_engine --test-case='model replay*'";
+}
+
 // What the model was answered is added to `*full`: how often there was no room.
 std::string run(const RestartOptions& o, uint64_t* full = nullptr) {
   ModelOptions options;
@@ -192,10 +212,7 @@ std::string run(const RestartOptions& o, uint64_t* full = nullptr) {
   (void)place->stop(Stop::kill);
   model.forget_running();
   if (wrong.empty()) return "";
-  return wrong + "\non " + kGrounds[static_cast<int>(o.ground)] + ", to repeat: FFS_RESTARTS='" +
-         std::to_string(o.seed) + " " + std::to_string(static_cast<int>(o.ground)) + " " +
-         std::to_string(o.space) + " " + std::to_string(o.full) + " " + std::to_string(o.rounds) + " " +
-         std::to_string(o.operations) + "' test_engine --test-case='model replay*'";
+  return wrong + replay_of(o);
 }
 
 void check(const RestartOptions& options, uint64_t* full = nullptr) {
@@ -268,6 +285,7 @@ TEST_CASE("crash soak of restarts: new seeds until the time is over") {
     options.space = runs / 4 % 2 == 0;
     options.full = runs / 8 % 4 == 0;
     options.rounds = options.full ? 6 : 20;
+    INFO(replay_of(options));  // printed also if the process is ended by a check
     std::string wrong = run(options, &full);
     REQUIRE_MESSAGE(wrong.empty(), wrong);
   }
