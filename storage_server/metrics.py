@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ffs._native.server import ShardMetrics, TargetReport
+from ffs._native.server import ShardMetrics, SpaceUse, TargetReport
 from ffs.errors import error_of
 from ffs.rpc.address import Address, format_address
 
@@ -96,7 +96,23 @@ TARGETS: Final = {
 }
 
 
-def render(shards: Sequence[ShardMetrics], reports: Sequence[TargetReport], facts: dict[str, float]) -> str:
+# Of ffs_space_use.
+SPACES: Final = {
+    "chunks": ("ffs_space_chunks", "gauge", "committed chunks of a space with a policy, on a target"),
+    "bytes": ("ffs_space_bytes", "gauge", "space that they take, as allocated"),
+    "evicted_chunks": ("ffs_space_evicted_total", "counter", "chunks evicted to make room, by the head"),
+    "evicted_bytes": ("ffs_space_evicted_bytes_total", "counter", "space that evictions have given back"),
+    "expired_chunks": ("ffs_space_expired_total", "counter", "chunks removed because they had expired"),
+    "hits": ("ffs_space_hits_total", "counter", "uses of chunks that were there, at this target"),
+}
+
+
+def render(
+    shards: Sequence[ShardMetrics],
+    reports: Sequence[TargetReport],
+    facts: dict[str, float],
+    spaces: Sequence[SpaceUse] = (),
+) -> str:
     """The text exposition format, version 0.0.4. `facts` are gauges of the process. Pure."""
     lines: list[str] = []
     for kind, table in (("counter", COUNTERS), ("gauge", GAUGES)):
@@ -110,6 +126,11 @@ def render(shards: Sequence[ShardMetrics], reports: Sequence[TargetReport], fact
         lines += [
             f'{name}{{target="{report.target}",chain="{report.chain}"}} {int(getattr(report, field))}'
             for report in reports
+        ]
+    for field, (name, kind, help_text) in SPACES.items():
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+        lines += [
+            f'{name}{{target="{use.target}",space="{use.space}"}} {getattr(use, field)}' for use in spaces
         ]
     for name, value in facts.items():
         lines += [f"# TYPE {name} gauge", f"{name} {_number(value)}"]

@@ -145,7 +145,8 @@ async def _serve(
         facts = {"ffs_node": float(node.id), "ffs_incarnation": float(node.incarnation)}
         facts["ffs_heartbeats"] = float(node.heartbeats)
         facts["ffs_refused_replies"] = float(node.refused_replies)
-        return render([native.metrics(shard.shard) for shard in shards], native.report(), facts)
+        uses = native.space_use()
+        return render([native.metrics(shard.shard) for shard in shards], native.report(), facts, uses)
 
     assert node.collector is not None
     control = ControlService(node.collector)

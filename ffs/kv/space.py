@@ -27,6 +27,7 @@ from ffs._native.ring import (
     OP_READ,
     SQE_COMPARE_TAG,
     SQE_DTYPE,
+    SQE_TOUCH,
     SQE_VERIFY,
     RingStats,
 )
@@ -223,7 +224,7 @@ class Space:
         hashes = key_array(keys)
         blocks = look_at(into, len(hashes), self.block_bytes, writable=True)
         entries = self._entries(OP_READ, hashes, timeout_s)
-        entries["flags"] = SQE_COMPARE_TAG | SQE_VERIFY
+        entries["flags"] = SQE_COMPARE_TAG | SQE_VERIFY | SQE_TOUCH
         entries["length"] = blocks.lengths
         done = self._run(entries, blocks, writing=False)
         result, detail = done["result"], done["detail"]

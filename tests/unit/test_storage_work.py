@@ -13,7 +13,7 @@ pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
 import numpy as np
 
 from ffs._native.ring import CQE_DTYPE, OP_REMOVE_RANGE, OP_SPACE_EPOCH, OP_TRUNCATE
-from ffs._native.server import ShardMetrics, TargetReport
+from ffs._native.server import ShardMetrics, SpaceUse, TargetReport
 from ffs.errors import FfsError, StaleEpoch
 from ffs.proto.cluster import (
     LastChunk,
@@ -112,7 +112,10 @@ def test_metrics_text() -> None:
         [shard(reads=7, longest_step_us=1500), shard(reads=8)],
         [report(3, 1), report(4, 0)],
         {"ffs_node": 2.0},
+        [SpaceUse(3, 77, 5, 4096, 6, 7, 8, 9, ready=True)],
     )
+    assert 'ffs_space_evicted_total{target="3",space="77"} 6\n' in text
+    assert 'ffs_space_expired_total{target="3",space="77"} 9\n' in text
     assert 'ffs_reads_total{shard="0"} 7\nffs_reads_total{shard="1"} 8\n' in text
     assert 'ffs_longest_step_seconds{shard="0"} 0.0015' in text
     assert 'ffs_target_state{target="3",chain="0"} 1' in text
