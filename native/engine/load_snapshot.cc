@@ -187,7 +187,7 @@ Status Recovery::load_snapshot() {
     if (bytes.empty()) return open_error(EBADMSG, "the snapshot is damaged", "it ends before slice %u", i);
     BlockHeader header;
     if (!check_block(bytes.data(), bytes.size(), kSnapshotMagic, super_.store_id, &header) ||
-        header.mark != super_.snapshot_id || header.sequence != i ||
+        header.mark != super_.snapshot_id || header.sequence != i || header.first_record >= kMostRecords ||
         header.span_blocks * kBlock > bytes.size()) {
       return open_error(EBADMSG, "the snapshot is damaged", "slice %u at byte %llu", i, number_of(at));
     }

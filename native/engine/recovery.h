@@ -17,7 +17,7 @@ namespace ffs::engine {
 using OrderedKey = std::pair<uint16_t, ChunkKey>;
 using Granules = std::bitset<kMaxGranules>;
 
-constexpr uint64_t kMostRecords = 1ull << 60;  // numbered in the life of a store
+constexpr uint64_t kMostRecords = 1ull << 59;  // numbered in the life of a store
 
 struct TailRecord {
   uint64_t number = 0;

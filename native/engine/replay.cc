@@ -64,7 +64,7 @@ bool Recovery::later_mark_at_least(uint64_t offset, uint64_t travelled, uint64_t
     }
     BlockHeader header;
     if (check_block(bytes.value(), available, kJournalMagic, super_.store_id, &header) &&
-        header.mark >= sequence && header.mark < header.sequence)
+        header.mark >= sequence && header.mark < header.sequence && header.incarnation >= incarnation_)
       return true;
   }
   return false;
@@ -325,6 +325,8 @@ Status ChunkStore::Impl::recover() {
 
   FFS_TRY_STATUS(upgrade_format());
 
+  if (recovery.incarnation() == UINT32_MAX)
+    return open_error(EBADMSG, "the journal is damaged", "it was opened 2^32 times");
   incarnation = recovery.incarnation() + 1;
   Journal::Config config;
   config.io = &io;
