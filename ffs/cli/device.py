@@ -1,7 +1,7 @@
 """`ffs device ...`: devices of storage servers, without a cluster. docs/operations.md, Looking at a device.
 
-`format`, `grow` and `discard` write; `inspect` and `check` only read. `check` ends with 0 (clean), 1 (damaged)
-or 2 (it can't be judged).
+`format`, `grow` and `discard` write; `inspect` and `check` only read. `check` ends with 0 (clean),
+1 (damaged) or 2 (it can't be judged).
 """
 
 from __future__ import annotations
