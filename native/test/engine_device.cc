@@ -224,7 +224,8 @@ TEST_CASE(
     f.fill();
     CHECK(f.store->unused_bytes() == 0);
     const uint64_t capacity = f.store->capacity().capacity_bytes;
-    CHECK(ChunkStore::grow(f.path).error().code == EBUSY);
+    const bool once = backend == io::Backend::uring;  // what takes long and has nothing of the backend
+    if (once) CHECK(ChunkStore::grow(f.path).error().code == EBUSY);
     f.store.reset();  // as after a crash: growing mustn't need a clean end
     CHECK(ChunkStore::grow(f.path).error().code == EINVAL);
     REQUIRE(::truncate(f.path.c_str(), static_cast<off_t>(kSize + 40 * kMiB)) == 0);
@@ -245,8 +246,8 @@ TEST_CASE(
     f.must_open();
     // Beyond where the device once ended.
     uint64_t key = 100;
-    while (f.put(key, 1, 0, random_bytes(4'000'000, key)) == 0) key++;
-    CHECK((key - 100) * 4 * kMiB > capacity);
+    while (once && f.put(key, 1, 0, random_bytes(4'000'000, key)) == 0) key++;
+    if (once) CHECK((key - 100) * 4 * kMiB > capacity);
     for (uint64_t k = 100; k < key; k += 7) CHECK(f.get(k) == random_bytes(4'000'000, k));
     f.close();
     CHECK(check(f).verdict == Verdict::clean);
