@@ -135,7 +135,7 @@ uint64_t Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t device_ne
 void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool waited_for) {
   // Few of a small space at a time: samples must show enough of the chunks that aren't leaving already.
   const uint64_t chunks = store_.space_use(target.target(), held.policy.space).chunks;
-  const uint64_t most = std::clamp<uint64_t>(chunks / 16, 4, kInFlight);
+  const uint64_t most = std::clamp<uint64_t>(chunks / 16, 1, kInFlight);
   while (held.leaving_bytes < bytes && target.leaving.size() < most && samples_left_ > 0) {
     if (!waited_for && !events_.ahead(events_.owner, 1)) return;
     samples_.resize(engine::EvictionPool::kSamples);
