@@ -1,6 +1,6 @@
-// Keys of chunks that were used, kept until they are reported: all, while there are few, else a sample of bounded
-// size. Where a key finds its places taken it replaces one; the places change with each report, so that no
-// key is always the one that goes. Nothing is allocated after the first use. Pure.
+// Keys of chunks that were used, kept until they are reported: all, while there are few, else a sample of
+// bounded size. Where a key finds its places taken it replaces one; the places change with each report, so
+// that no key is always the one that goes. Nothing is allocated after the first use. Pure.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ class Touches {
       used_.resize(kPlaces);
     }
     auto place = static_cast<uint32_t>(mix64(ChunkKeyHash{}(key) ^ salt_) % kPlaces);
-    for (uint32_t i = 0; i < kTries && used_[place] && keys_[place] != key; i++) place = (place + 1) % kPlaces;
+    for (uint32_t i = 0; i < kTries && used_[place] && keys_[place] != key; i++)
+      place = (place + 1) % kPlaces;
     if (!used_[place]) count_++;
     used_[place] = true;
     keys_[place] = key;
