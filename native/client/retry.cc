@@ -42,8 +42,7 @@ Decision on_reply(const Situation& s, const TryOutcome& o) {
     case Detail::kBusy:
       return {Next::kAgain, pause, 0, Detail::kNone};
     case Detail::kReissue:
-      return s.update ? Decision{Next::kReissue, pause, 0, Detail::kNone}
-                      : Decision{Next::kAgain, pause, 0, Detail::kNone};
+      return {s.identified ? Next::kReissue : Next::kAgain, pause, 0, Detail::kNone};
     case Detail::kChecksum:
       if (s.bad_data_count >= kMaxBadData) return complete(EBADMSG, Detail::kChecksum);
       return {Next::kAgain, pause, 0, Detail::kNone};

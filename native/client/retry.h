@@ -26,6 +26,7 @@ struct TryOutcome {
 
 struct Situation {
   bool update = false;
+  bool identified = false;    // it has a channel: creates and touches need none
   uint32_t attempt = 1;       // tries so far, this one included
   bool untried_left = false;  // read: a serving replica that this round hasn't asked
   bool sound_left = false;    // read: a serving replica that hasn't shown damage
@@ -41,7 +42,7 @@ enum class Next : uint8_t {
   kAwaitCapability,  // until the capability is renewed
   kSendCapability,   // open the capability anew on the connection, then send again
   kRegister,         // forget the region on that connection, then send again
-  kReissue,          // after after_ms, under a new sequence
+  kReissue,          // after after_ms, under a new sequence: only what is identified
 };
 
 struct Decision {

@@ -261,6 +261,7 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
   Slot& slot = slots_[index];
   Situation s;
   s.update = slot.update;
+  s.identified = slot.channel.number != 0;
   s.attempt = slot.attempt;
   s.capability_sent_again = slot.capability_sent_again;
   if (outcome.detail == Detail::kChecksum) slot.bad_data_count++;

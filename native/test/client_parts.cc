@@ -31,6 +31,7 @@ Situation reading(bool untried, bool sound = true) {
 Situation updating() {
   Situation s;
   s.update = true;
+  s.identified = true;
   return s;
 }
 
@@ -69,6 +70,9 @@ TEST_CASE("updates keep to the head: again, or when routing is newer, never else
     CHECK(reply(updating(), EAGAIN, detail).next == Next::kAwaitRouting);
   }
   CHECK(reply(updating(), EAGAIN, Detail::kReissue).next == Next::kReissue);
+  Situation unidentified = updating();
+  unidentified.identified = false;  // a create or a touch: there is no sequence to go up
+  CHECK(reply(unidentified, EAGAIN, Detail::kReissue).next == Next::kAgain);
   CHECK(reply(updating(), EAGAIN, Detail::kBusy, 400).after_ms == 400);
   CHECK(reply(updating(), ENXIO, Detail::kNoRegion).next == Next::kRegister);
 }

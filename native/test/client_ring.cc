@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <map>
+
 #include "client_peer.h"
 
 using namespace ffs;
@@ -412,6 +414,39 @@ TEST_CASE("a reissue goes out under a new sequence") {
   const auto held = peer.hold();
   REQUIRE(sequences.size() == 2);
   CHECK(sequences[1] == sequences[0] + 1);
+}
+
+TEST_CASE("whatever an update without an identity is answered, it is sent again as it was, or ends") {
+  constexpr uint32_t kRequests = 20;
+  for (const uint8_t op : {FFS_OP_CREATE, FFS_OP_TOUCH}) {
+    for (uint32_t detail = 0; detail <= static_cast<uint32_t>(Detail::kReissue); detail++) {
+      CAPTURE(int{op});
+      CAPTURE(detail);
+      std::map<uint64_t, uint32_t> tries;  // by the request's userdata
+      bool identified = false;
+      Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
+        identified |= r.update.context.channel != 0 || r.update.context.sequence != 0;
+        const bool first = ++tries[r.update.context.trace_id] == 1;
+        Peer::answer_update(c, r.id, first ? EAGAIN : 0, first ? static_cast<Detail>(detail) : Detail::kNone);
+      });
+      Bench b({&peer});
+      for (uint32_t i = 0; i < kRequests; i++) {
+        ffs_sqe e = b.sqe(op, i + 1, op == FFS_OP_CREATE ? 4096 : 0, i * 4096);
+        // What waits for routing or a capability ends so.
+        e.timeout_ms = static_cast<Detail>(detail) == Detail::kReissue ? 20000 : 50;
+        REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+      }
+      const auto done = b.complete(kRequests);
+      REQUIRE(done.size() == kRequests);
+      const auto held = peer.hold();
+      CHECK_FALSE(identified);
+      if (static_cast<Detail>(detail) != Detail::kReissue) continue;
+      for (const ffs_cqe& one : done) {
+        CHECK(one.result == (op == FFS_OP_CREATE ? 4096 : 0));
+        CHECK(tries[one.userdata] == 2);
+      }
+    }
+  }
 }
 
 TEST_CASE("stale routing: the request waits, asks for newer routing, and goes on with the same identity") {
