@@ -19,7 +19,7 @@ import msgspec
 
 from ffs.cli.devcluster.handle import launch, take_down
 from ffs.cli.devcluster.state import DEFAULT_FAILURE_TIMEOUT_MS, Directory, Shape
-from ffs.cli.devcluster.supervisor import Supervisor
+from ffs.cli.devcluster.supervisor import READY_TIMEOUT_S, Supervisor
 from ffs.cli.parsing import (
     Commands,
     command,
@@ -64,6 +64,13 @@ def add_commands(commands: Commands) -> None:
         action="store_true",
         default=None,
         help="two devices a server, for KV blocks and for files, with a chain table each",
+    )
+    up.add_argument(
+        "--timeout",
+        type=seconds_argument,
+        default=int(READY_TIMEOUT_S * 1000),
+        metavar="SECONDS",
+        help=f"give up if it doesn't serve after so long (default: {READY_TIMEOUT_S:.0f})",
     )
     up.add_argument("--detach", action="store_true", help="return once it serves; ffs down stops it")
     up.add_argument("--supervise", action="store_true", help=argparse.SUPPRESS)
@@ -123,6 +130,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         domains=shape.domains,
         failure_timeout_s=shape.failure_timeout_ms / 1000,
         roles=shape.roles,
+        timeout_s=args.timeout / 1000,
         until_eof=False,
         say=live.show,
     )
@@ -143,7 +151,7 @@ def _supervise(args: argparse.Namespace, shape: Shape) -> int:
             print(json.dumps(message), flush=True)
 
     directory = Directory(args.dir)
-    supervisor = Supervisor(directory, shape, lambda line: tell({"say": line}))
+    supervisor = Supervisor(directory, shape, lambda line: tell({"say": line}), args.timeout / 1000)
     with _Stop() as stop:
         try:
             with supervisor.hold():
@@ -185,7 +193,7 @@ def _let_go_of_terminal(log: Path, *, keep_stdin: bool) -> None:
 def _foreground(args: argparse.Namespace, shape: Shape) -> int:
     directory = Directory(args.dir)
     live = _Line()
-    supervisor = Supervisor(directory, shape, live.show)
+    supervisor = Supervisor(directory, shape, live.show, args.timeout / 1000)
     with _Stop() as stop, supervisor.hold():
         supervisor.start(stop.requested)
         live.clear()

@@ -89,6 +89,33 @@ def test_a_failed_first_up_leaves_nothing(tmp_path: Path, existed: bool) -> None
     assert not existed or not list(path.iterdir())
 
 
+def test_a_failed_first_up_keeps_the_logs_and_the_next_one_may_begin_there(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "cluster")
+
+    def fail_with(error: BaseException) -> None:
+        with Supervisor(directory, SHAPE, lambda line: None).hold():
+            directory.log.mkdir(exist_ok=True)
+            (directory.log / "meta.log").write_text("why\n")
+            directory.meta.mkdir()
+            raise error
+
+    with pytest.raises(FfsError):
+        fail_with(FfsError("not all chains serve"))
+    assert [entry.name for entry in directory.path.iterdir()] == ["log"]
+    assert (directory.log / "meta.log").read_text() == "why\n"
+    with pytest.raises(KeyboardInterrupt):  # in the same directory; stopped, it leaves nothing of its own
+        fail_with(KeyboardInterrupt())
+    assert list(directory.path.iterdir()) == []
+
+
+def test_a_cluster_that_isnt_up_in_time_names_its_logs(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "cluster")
+    supervisor = Supervisor(directory, SHAPE, lambda line: None, ready_timeout_s=0.0)
+    with pytest.raises(FfsError, match=r"--timeout.*see its log .*/log/meta\.log"), supervisor.hold():
+        supervisor.start(lambda: False)
+    assert (directory.log / "meta.log").exists()
+
+
 def test_a_failed_later_up_keeps_the_data(tmp_path: Path) -> None:
     directory = Directory(tmp_path)
     write_file(directory.cluster_file, ClusterFile(FORMAT, SHAPE))

@@ -33,11 +33,12 @@ def launch(
     domains: int = 0,
     failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
     roles: bool = False,
+    timeout_s: float | None = None,
     until_eof: bool,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """Starts a supervisor and waits until all chains serve: (process, address). Raises the FfsError
-    that it ended with."""
+    """Starts a supervisor and waits until all chains serve (so long; None: READY_TIMEOUT_S of supervisor.py):
+    (process, address). Raises the FfsError that it ended with."""
     command = [
         sys.executable,
         "-m",
@@ -54,6 +55,8 @@ def launch(
         command.append(f"--domains={domains}")
     if roles:
         command.append("--roles")
+    if timeout_s is not None:
+        command.append(f"--timeout={timeout_s}")
     if until_eof:
         command.append("--until-eof")
     process = subprocess.Popen(

@@ -96,7 +96,7 @@ def wait_file(child: Child, path: Path, deadline: float) -> bytes:
         if status is not None:
             raise FfsError(f"{child.name} ended with status {status}: {child.last_line()} (log: {child.log})")
         if time.monotonic() > deadline:
-            raise FfsError(f"{child.name} isn't ready in time: see its log {child.log}")
+            raise FfsError(f"{child.name} isn't ready in time (ffs up --timeout): see its log {child.log}")
         time.sleep(0.02)
 
 

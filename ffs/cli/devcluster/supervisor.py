@@ -1,8 +1,8 @@
 """The process that owns a development cluster's servers (state.py has the directory's files).
 
 Starts the metadata service, then the storage servers, makes the chain tables, and waits until every
-chain serves. What can't be brought up is taken down again, and a directory that this attempt made is
-removed. Not thread-safe; belongs to the main thread of its process.
+chain serves. What can't be brought up is taken down again, and of a directory that this attempt made only
+the logs are kept. Not thread-safe; belongs to the main thread of its process.
 """
 
 from __future__ import annotations
@@ -81,8 +81,12 @@ class Supervisor:
     """One run of a cluster. `start`, then `newly_dead` and `serve_requests` now and then, then `stop`, all
     within `hold`."""
 
-    def __init__(self, directory: Directory, shape: Shape, say: Say) -> None:
-        """`shape` counts for a new directory only; `say` gets one line a step."""
+    def __init__(
+        self, directory: Directory, shape: Shape, say: Say, ready_timeout_s: float = READY_TIMEOUT_S
+    ) -> None:
+        """`shape` counts for a new directory only; `say` gets one line a step; `ready_timeout_s`: how long
+        `start` waits for all chains to serve."""
+        self._ready_timeout_s = ready_timeout_s
         self.directory = directory
         self._shape = shape
         self._say = say
@@ -101,7 +105,7 @@ class Supervisor:
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Owns the directory. A directory that wasn't a cluster before and isn't one after a failure
-        goes away again."""
+        goes away again, but for the logs of servers; if it was only stopped, they go too."""
         directory = self.directory
         directory.check_usable()
         existed = directory.path.exists()
@@ -114,10 +118,11 @@ class Supervisor:
             self._refuse_leftovers()
             try:
                 yield
-            except BaseException:
+            except BaseException as error:
                 self.stop()
                 if not was_cluster:
-                    _undo(directory.path, keep_itself=existed)
+                    logs = isinstance(error, Exception) and any(directory.log.glob("*"))
+                    _undo(directory.path, keep_itself=existed, keep=directory.log if logs else None)
                 raise
             self.stop()
 
@@ -160,7 +165,7 @@ class Supervisor:
                 known.shape, failure_timeout_ms=self._shape.failure_timeout_ms
             )
         directory.log.mkdir(exist_ok=True)
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + self._ready_timeout_s
         self._say("starting the metadata service")
         self.address = self._start_metadata(known.address if known else "", deadline)
         self._say(f"starting {plural(self._shape.nodes, 'storage server')}")
@@ -278,7 +283,10 @@ class Supervisor:
                 self.unserved = line
                 return status
             if time.monotonic() > deadline:
-                raise FfsError(f"not all chains serve after {READY_TIMEOUT_S:.0f} s; still {line}")
+                raise FfsError(
+                    f"not all chains serve after {self._ready_timeout_s:g} s (--timeout); still {line}; "
+                    f"logs: {self.directory.log}"
+                )
             if should_stop():
                 raise KeyboardInterrupt
             if line != said:
@@ -405,12 +413,14 @@ class Supervisor:
             self.directory.run_file.unlink()
 
 
-def _undo(path: Path, *, keep_itself: bool) -> None:
-    """Removes what a first `up` that failed has made."""
+def _undo(path: Path, *, keep_itself: bool, keep: Path | None) -> None:
+    """Removes what a first `up` that failed has made, but `keep`."""
     for entry in path.iterdir():
+        if entry == keep:
+            continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
-    if not keep_itself:
+    if not keep_itself and keep is None:
         path.rmdir()
