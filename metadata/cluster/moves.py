@@ -269,17 +269,22 @@ def role_of(view: View, chain: ChainRecord) -> str:
 def misplaced(view: View) -> dict[int, str]:
     """node -> what is wrong there: chains of a table of one role have targets on a device of another."""
     devices = {d.uuid: (node, d) for node in view.nodes.values() for d in node.devices}
-    found: dict[int, str] = {}
+    wrong: dict[bytes, set[int]] = {}  # device -> tables
     for chain in view.chains.values():
         role = role_of(view, chain)
         for target in goal_of(chain):
-            node, device = devices.get(view.targets[target].device, (None, None))
-            if node is not None and device is not None and device.role != role:
-                found[node.id] = (
-                    f"device {device.path} has {plans.role_words(device.role)}, and chains of table "
-                    f"{view.latest[chain.table].name} ({plans.role_words(role)}) have targets on it: start "
-                    "the node with the right role, or move them away (ffs cluster rebalance)"
-                )
+            _, device = devices.get(view.targets[target].device, (None, None))
+            if device is not None and device.role != role:
+                wrong.setdefault(device.uuid, set()).add(chain.table)
+    found: dict[int, str] = {}
+    for uuid, tables in wrong.items():
+        node, device = devices[uuid]
+        words = [f"{view.latest[t].name} ({plans.role_words(view.latest[t].role)})" for t in sorted(tables)]
+        found[node.id] = (
+            f"device {device.path} has {plans.role_words(device.role)}, and chains of table "
+            f"{', '.join(words)} have targets on it: start the node with the right role, or move them away "
+            "(ffs cluster rebalance)"
+        )
     return found
 
 

@@ -360,16 +360,14 @@ def no_device_of(role: str) -> str:
 
 
 def _existing(table: TableRecord, request: CreateTable) -> CreateTableReply:
+    wrong = []
     if table.role != request.role:
-        raise Exists(
-            f"table {table.name} exists with role {table.role or 'none'}, not {request.role or 'none'}: "
-            "choose another name"
-        )
+        wrong.append(f"role {table.role or 'none'}, not {request.role or 'none'}")
     if table.replicas != request.replicas:
-        raise Exists(
-            f"table {table.name} exists with {table.replicas} replicas, not {request.replicas}: "
-            "choose another name"
-        )
+        word = "replica" if table.replicas == 1 else "replicas"
+        wrong.append(f"{table.replicas} {word}, not {request.replicas}")
+    if wrong:
+        raise Exists(f"table {table.name} exists with {', '.join(wrong)}: choose another name")
     return CreateTableReply(table=table.id, version=table.version, chains=len(table.chains))
 
 

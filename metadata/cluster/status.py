@@ -58,10 +58,15 @@ def status_reply(
         term=lease.term,
         primary=lease.primary_address,
         manager_ms=clock.now_ms(),
-        nodes=tuple(_node(node, manager.nodes.get(node.id), manager.now_s()) for node in view.nodes.values()),
+        nodes=tuple(_node(node, manager.nodes.get(node.id), manager.now_s()) for node in _started(view)),
         chains=tuple(_chain(manager, view, chain) for chain in view.chains.values()),
         tables=view.table_routes(),
     )
+
+
+def _started(view: View) -> list[NodeRecord]:
+    """Without those that got target ids only: their first start failed when it formatted a device."""
+    return [node for node in view.nodes.values() if node.incarnation]
 
 
 def _node(node: NodeRecord, state: NodeState | None, now_s: float) -> NodeStatus:
@@ -150,7 +155,7 @@ def cluster_reply(manager: Manager, commands: Commands) -> ClusterReply:
                 reports,
                 used,
             )
-            for node in view.nodes.values()
+            for node in _started(view)
         ),
         targets=tuple(
             _target_view(manager, target, reports.get(target.id))

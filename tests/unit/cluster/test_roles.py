@@ -75,10 +75,30 @@ def test_refusals_say_what_is_missing() -> None:
                 await make(process, "fast", "fast")
             await make(process, "big", "bulk")
             assert (await make(process, "big", "bulk")).table == 1  # content with the one that exists
-            with pytest.raises(Exists, match="exists with role bulk, not kv"):
+            with pytest.raises(Exists, match="exists with role bulk, not kv: choose"):
                 await make(process, "big", "kv")
+            with pytest.raises(Exists, match="exists with role bulk, not none, 2 replicas, not 1: choose"):
+                await make(process, "big", "", replicas=1)
             with pytest.raises(InvalidArgument, match="3 replicas"):
                 await make(process, "wide", "bulk", replicas=3)
+
+    run(body)
+
+
+def test_a_node_that_never_came_to_register_isnt_shown() -> None:
+    async def body() -> None:
+        async with started("") as (process, all_nodes):
+            ghost = proto.AllocateTargets(node_uuid=b"g" * 16, node_name="g", device_uuid=b"d" * 16, count=2)
+            await process.ask(ghost)
+            await all_nodes[0].start(process)  # routing is looked at again
+            assert len(process.routing.view.nodes) == 2  # what was given to it is remembered
+            for request in (proto.GetCluster(), proto.GetStatus()):
+                reply = await process.ask(request, CLIENT)
+                assert [node.name for node in reply.nodes] == [all_nodes[0].name]
+            late = SimNode("g", b"g" * 16, b"d" * 16)
+            await late.start(process, count=2)
+            reply = await process.ask(proto.GetCluster(), CLIENT)
+            assert [node.name for node in reply.nodes] == [all_nodes[0].name, "g"]
 
     run(body)
 
@@ -97,12 +117,14 @@ def test_a_role_that_has_changed_is_said() -> None:
     async def body() -> None:
         async with started("kv", "kv") as (process, all_nodes):
             await make(process, "kv", "kv")
+            await make(process, "more", "kv")
             await until_serving(process, all_nodes)
             all_nodes[0].role = ""
             await all_nodes[0].start(process)
             await until_serving(process, all_nodes)  # its data is served all the same
             reply = await process.ask(proto.GetCluster(), CLIENT)
-            assert "has no role, and chains of table kv (role kv)" in reply.nodes[0].note
+            expected = "has no role, and chains of table kv (role kv), more (role kv)"
+            assert expected in reply.nodes[0].note
             assert reply.nodes[1].note == ""
 
     run(body)
