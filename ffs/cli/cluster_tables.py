@@ -8,6 +8,7 @@ from collections import Counter
 from ffs.cli.cluster_view import View, condition
 from ffs.cli.parsing import Commands, command, connect, count_argument, print_json
 from ffs.cli.text import plural, table
+from ffs.errors import Exists, InvalidArgument
 from ffs.proto.cluster import (
     DEFAULT_CHAINS_PER_DEVICE,
     ROLES,
@@ -40,9 +41,8 @@ def add_verbs(verbs: Commands) -> None:
     create.add_argument(
         "--chains-per-device",
         type=count_argument,
-        default=DEFAULT_CHAINS_PER_DEVICE,
         metavar="N",
-        help=f"targets of each device that it takes (default: {DEFAULT_CHAINS_PER_DEVICE})",
+        help=f"targets of each device that it takes (default: up to {DEFAULT_CHAINS_PER_DEVICE})",
     )
     command(below, "ls", run_ls, "the tables, their replicas, roles and chains", json_option=True)
 
@@ -56,16 +56,45 @@ def run_create(args: argparse.Namespace) -> int:
     request = CreateTable(
         name=args.name,
         replicas=args.replicas,
-        chains_per_device=args.chains_per_device,
+        chains_per_device=args.chains_per_device or DEFAULT_CHAINS_PER_DEVICE,
         role=args.role,
     )
     with connect(args) as client:
+        view = View(client.core.caller.call(GetCluster(), ClusterReply))
+        if args.chains_per_device:
+            check_size(view, args.name, args.role, args.chains_per_device)
         made = client.core.caller.call(request, CreateTableReply)
     if args.json:
         print_json({"table": made.table, "version": made.version, "chains": made.chains})
     else:
-        print(f"table {args.name} has {plural(made.chains, 'chain')}")
+        there = " already" if args.name in view.tables.values() else ""
+        print(f"table {args.name} has {plural(made.chains, 'chain')}{there}")
     return 0
+
+
+def check_size(view: View, name: str, role: str, wanted: int) -> None:
+    """Whether a table can take so many targets of each device of its role. InvalidArgument; Exists if it is
+    there and takes others."""
+    for entry in view.reply.tables:
+        if entry.name == name:
+            taken = Counter(
+                view.targets[t].device for c in view.reply.chains if c.table == entry.id for t in c.wanted
+            )
+            most = max(taken.values(), default=wanted)
+            if most != wanted:
+                raise Exists(
+                    f"table {name} exists with {plural(most, 'target')} of a device, not {wanted}: "
+                    "choose another name, or leave --chains-per-device out"
+                )
+            return
+    for node in view.reply.nodes:
+        for device in node.devices:
+            if node.alive and not node.draining and device.role == role and device.free_targets < wanted:
+                raise InvalidArgument(
+                    f"--chains-per-device {wanted}: device {device.path} of {node.name} has "
+                    f"{plural(device.free_targets, 'free target')} "
+                    "(ffs cluster nodes); leave some for moves"
+                )
 
 
 def run_ls(args: argparse.Namespace) -> int:

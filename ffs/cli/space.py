@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import posixpath
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,9 @@ def add_commands(commands: Commands) -> None:
     create.add_argument(
         "--stripe", type=count_argument, metavar="N", help="over how many chains of the table (default: all)"
     )
-    create.add_argument("--exist-ok", action="store_true", help="be content with one of the same geometry")
+    create.add_argument(
+        "--exist-ok", action="store_true", help="be content with one that has what is given here"
+    )
     _add_bounds(create)
     change = command(verbs, "set", run_set, "change the bounds of a KV space", json_option=True)
     change.add_argument("path", metavar="PATH")
@@ -96,11 +99,9 @@ def _usage_line(parser: argparse.ArgumentParser) -> int:
 
 
 def run_create(args: argparse.Namespace) -> int:
-    from ffs.kv.bounds import Bounds
     from ffs.kv.handle import Handle
 
     place = parse_remote(args.path)
-    bounds = Bounds(quota_bytes=args.quota or 0, ttl_s=args.ttl or 0, evictable=args.evictable is not False)
     wanted = int(args.table) if args.table and args.table.isdigit() else args.table
     with connect(args, one_address([place], args.cluster)) as client:
         client.makedirs(posixpath.dirname(place.path), exist_ok=True)
@@ -110,7 +111,9 @@ def run_create(args: argparse.Namespace) -> int:
             args.block_size,
             table=wanted,
             stripe=args.stripe,
-            bounds=bounds,
+            quota_bytes=args.quota,
+            ttl_s=args.ttl,
+            evictable=args.evictable,
             exist_ok=args.exist_ok,
             permissions=0o666,
         ).close()
@@ -119,7 +122,7 @@ def run_create(args: argparse.Namespace) -> int:
 
 
 def run_set(args: argparse.Namespace) -> int:
-    from ffs.kv.bounds import set_bounds
+    from ffs.kv.bounds import set_bounds, usage_of
 
     place = parse_remote(args.path)
     if (args.quota, args.ttl, args.evictable) == (None, None, None):
@@ -127,7 +130,21 @@ def run_set(args: argparse.Namespace) -> int:
     with connect(args, one_address([place], args.cluster)) as client:
         set_bounds(client, place.path, quota_bytes=args.quota, ttl_s=args.ttl, evictable=args.evictable)
         _tell(args, client, place.path)
+        attributes = _space(client, place.path)
+        if warning := overfull(place.path, attributes.kv, usage_of(client, attributes.ino)):
+            print(warning, file=sys.stderr)
     return 0
+
+
+def overfull(path: str, kv: KvParams | None, usage: Usage) -> str:
+    """A line where the quota is less than a space holds that drops nothing; else ""."""
+    if kv is None or kv.flags & KV_EVICTABLE or not 0 < kv.quota_bytes < usage.bytes:
+        return ""
+    return (
+        f"ffs: {path} holds {format_bytes(usage.bytes)}, more than its quota of "
+        f"{format_bytes(kv.quota_bytes)}, and isn't evictable: it takes no new blocks until some are removed "
+        "or expire (or --evictable yes)"
+    )
 
 
 def _tell(args: argparse.Namespace, client: Client, path: str) -> None:

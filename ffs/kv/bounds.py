@@ -106,6 +106,20 @@ def set_bounds(
     return _bounds(client.core.change(request, meta.StatReply).attributes, path)
 
 
+def differences(
+    kv: KvParams, quota_bytes: int | None, ttl_s: float | None, evictable: bool | None
+) -> list[str]:
+    """What a space has otherwise than asked for, in words; None asks for nothing."""
+    found = []
+    if quota_bytes is not None and quota_bytes != kv.quota_bytes:
+        found.append(f"a quota of {kv.quota_bytes} bytes, not {quota_bytes}")
+    if ttl_s is not None and ttl_ms(ttl_s) != kv.ttl_ms:
+        found.append(f"a ttl of {kv.ttl_ms / 1000:g} s, not {ttl_s:g}")
+    if evictable is not None and evictable != bool(kv.flags & KV_EVICTABLE):
+        found.append(f"evictable {'no' if evictable else 'yes'}, not {'yes' if evictable else 'no'}")
+    return found
+
+
 def usage_of(client: Client, inode: int) -> Usage:
     """Of the space of that inode id. Blocking. NotFound if it is gone."""
     (view,) = client.core.caller.call(GetSpaces(space=inode), SpacesReply).spaces

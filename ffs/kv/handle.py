@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ffs.client.paths import check_path, wire_path
 from ffs.client.routing import check_layout_options
-from ffs.errors import BadHandle, Fenced, InvalidArgument, StaleEpoch
-from ffs.kv.bounds import Bounds
+from ffs.errors import BadHandle, Exists, Fenced, InvalidArgument, StaleEpoch
+from ffs.kv.bounds import Bounds, differences
 from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
 
@@ -21,9 +21,23 @@ if TYPE_CHECKING:
     from ffs.client.client import Client
     from ffs.client.core import Core
     from ffs.client.session import Session
-    from ffs.layout import Placement
+    from ffs.layout import Layout, Placement
 
 MAX_BLOCK_BYTES = 16 << 20
+
+
+def _otherwise(core: Core, have: Layout, asked: meta.LayoutChoice | None) -> list[str]:
+    """Where a space lies that was asked for elsewhere, in words."""
+    if asked is None:
+        return []
+    table = next(route for route in core.routing.get().tables if route.id == have.table)
+    found = []
+    if asked.table not in (0, have.table):
+        found.append(f"table {table.name}, not table {asked.table}")
+    chains = have.stripe or len(table.chains)
+    if asked.stripe >= 0 and chains != (asked.stripe or len(table.chains)):
+        found.append(f"a stripe of {chains} chains, not {asked.stripe}")
+    return found
 
 
 class Handle:
@@ -54,11 +68,15 @@ class Handle:
         *,
         table: str | int | None,
         stripe: int | None = None,
-        bounds: Bounds,
+        quota_bytes: int | None = None,
+        ttl_s: float | None = None,
+        evictable: bool | None = None,
         exist_ok: bool,
         permissions: int,
     ) -> Handle:
-        """Makes the space and opens it. Blocking."""
+        """Makes the space and opens it. Blocking. What is None a space that exists has as it likes; a new one
+        gets no quota, no ttl, and is evictable. Exists: it is there, otherwise than asked for."""
+        bounds = Bounds(quota_bytes=quota_bytes or 0, ttl_s=ttl_s or 0, evictable=evictable is not False)
         if isinstance(block_bytes, bool) or not isinstance(block_bytes, int):
             raise TypeError(f"block_bytes is an int, not {type(block_bytes).__name__}")
         if not 1 <= block_bytes <= MAX_BLOCK_BYTES:
@@ -79,8 +97,20 @@ class Handle:
             exist_ok=exist_ok,
         )
         handle = cls(client, path, write=True)
-        handle._adopt(core, *core.change_under_session(request, meta.KvOpened))
-        return handle
+        session, opened = core.change_under_session(request, meta.KvOpened)
+        handle._adopt(core, session, opened)
+        if opened.created or opened.attributes.kv is None or opened.attributes.layout is None:
+            return handle
+        wrong = _otherwise(core, opened.attributes.layout, layout)
+        wrong += differences(opened.attributes.kv, quota_bytes, ttl_s, evictable)
+        if not wrong:
+            return handle
+        handle.close()
+        raise Exists(
+            f"the space exists, with {', '.join(wrong)}: leave that out, or change bounds (ffs space set, "
+            "Space.set_bounds)",
+            path,
+        )
 
     @classmethod
     def open(cls, client: Client, path: str, *, write: bool) -> Handle:

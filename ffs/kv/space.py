@@ -112,9 +112,9 @@ class Space:
         block_bytes: int,
         table: str | int | None = None,
         stripe: int | None = None,
-        quota_bytes: int = 0,
-        ttl_s: float = 0,
-        evictable: bool = True,
+        quota_bytes: int | None = None,
+        ttl_s: float | None = None,
+        evictable: bool | None = None,
         exist_ok: bool = False,
         permissions: int = 0o666,
     ) -> Space:
@@ -122,11 +122,14 @@ class Space:
 
         `table`: the chain table by name or id, which decides the number of replicas; None: as the
         directory has it. `stripe`: over how many of its chains; None: as the directory has it, by default
-        all. `quota_bytes`, `ttl_s`, `evictable`: see `set_bounds`. With `exist_ok` a space
-        of the same geometry is welcome, and keeps its bounds. Directories above it are made as needed.
-        Blocking. Raises Exists, NotFound (the table), InvalidArgument.
+        all. `quota_bytes`, `ttl_s`, `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. With
+        `exist_ok` a space that is there is welcome if it has the same `block_bytes` and whatever else is
+        given; what isn't given stays as it is. Directories above it are made as needed.
+        Blocking. Raises Exists (naming what is otherwise), NotFound (the table), InvalidArgument.
         """
-        bounds = Bounds(quota_bytes=quota_bytes, ttl_s=ttl_s, evictable=evictable)
+        Bounds(
+            quota_bytes=quota_bytes or 0, ttl_s=ttl_s or 0
+        )  # refuses what can't be, before a directory is made
         client.makedirs(posixpath.dirname(path), exist_ok=True)
         return cls(
             Handle.create(
@@ -135,7 +138,9 @@ class Space:
                 block_bytes,
                 table=table,
                 stripe=stripe,
-                bounds=bounds,
+                quota_bytes=quota_bytes,
+                ttl_s=ttl_s,
+                evictable=evictable,
                 exist_ok=exist_ok,
                 permissions=permissions,
             )

@@ -190,6 +190,15 @@ def test_making_and_opening(client: Client, home: str, space: Space) -> None:
     with pytest.raises(errors.Exists):
         Space.create(client, space.path, block_bytes=BLOCK)
     Space.create(client, space.path, block_bytes=BLOCK, exist_ok=True).close()
+    Space.create(client, space.path, block_bytes=BLOCK, quota_bytes=0, evictable=True, exist_ok=True).close()
+    for asked, why in (
+        ({"quota_bytes": 1 << 40}, f"quota of 0 bytes, not {1 << 40}"),
+        ({"ttl_s": 30}, "ttl of 0 s, not 30"),
+        ({"evictable": False}, "evictable yes, not no"),
+        ({"stripe": 1}, "a stripe of .* chains, not 1"),
+    ):
+        with pytest.raises(errors.Exists, match=why):
+            Space.create(client, space.path, block_bytes=BLOCK, exist_ok=True, **asked)  # type: ignore[arg-type]
     with pytest.raises(errors.FfsError):
         Space.create(client, space.path, block_bytes=2 * BLOCK, exist_ok=True)
     for size in (0, -1, (16 << 20) + 1):

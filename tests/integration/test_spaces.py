@@ -181,6 +181,10 @@ def test_a_server_that_was_killed_knows_its_policies_again(cluster: DevCluster, 
 def test_commands_of_spaces_and_tables(run: Run) -> None:
     line = ("space", "create", "/kv/cli", "--block-size", "64KiB", "--quota", "8M", "--ttl", "12h")
     assert run(*line) == (0, "/kv/cli: quota 8.0 MiB, ttl 12h, evictable\n", "")
+    assert run(*line, "--exist-ok")[0] == 0
+    status, _, err = run(*line[:-1], "13h", "--exist-ok")
+    assert status == 1
+    assert "exists, with a ttl of 43200 s, not 46800" in err
     status, _, err = run(*line)
     assert status == 1
     assert "exists" in err
@@ -214,6 +218,9 @@ def test_commands_of_spaces_and_tables(run: Run) -> None:
         "kv": "kv",
     }
     create = ("cluster", "table", "create")
+    status, _, err = run(*create, "huge", "--replicas", "2", "--role", "kv", "--chains-per-device", "100")
+    assert status == 1
+    assert "--chains-per-device 100" in err
     assert run(*create, "twice", "--replicas", "2", "--role", "kv", "--chains-per-device", "4")[0] == 0
     status, _, err = run(*create, "plain", "--replicas", "1")
     assert status == 1

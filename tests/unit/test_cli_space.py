@@ -6,20 +6,29 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ffs.cli import build_parser
-from ffs.cli.cluster_tables import table_fields, table_table
+from ffs.cli.cluster_tables import check_size, table_fields, table_table
 from ffs.cli.cluster_view import View, status_fields, status_lines
-from ffs.cli.space import bounds_words, listing_table, share_table, space_fields, stat_lines
+from ffs.cli.space import bounds_words, listing_table, overfull, share_table, space_fields, stat_lines
 from ffs.cli.text import format_duration, parse_duration
-from ffs.errors import InvalidArgument
-from ffs.kv.bounds import Bounds, Share, Usage, ttl_ms
+from ffs.errors import Exists, InvalidArgument
+from ffs.kv.bounds import Bounds, Share, Usage, differences, ttl_ms
 from ffs.layout import Layout
 from ffs.proto import meta
-from ffs.proto.cluster import ClusterReply, SpaceView, TableRoute
+from ffs.proto.cluster import (
+    ChainView,
+    ClusterReply,
+    DeviceView,
+    NodeView,
+    SpaceView,
+    TableRoute,
+    TargetView,
+)
 from ffs.proto.records import KV_EVICTABLE, KV_SPACE, KvParams
 
 KV = KvParams(1 << 20, quota_bytes=10 << 30, ttl_ms=12 * 3600 * 1000, flags=KV_EVICTABLE)
@@ -183,6 +192,117 @@ def test_the_clusters_status_has_spaces_and_roles() -> None:
     assert "1 KV space: 12.0 KiB held, 4.0 KiB evicted since the servers started (ffs space ls)" in lines
     assert table_fields(view)[0]["role"] == "kv"
     assert table_table(view).splitlines()[1].split() == ["2", "fast", "kv", "2", "0", "2"]
+
+
+def test_what_a_space_has_otherwise_than_asked_for() -> None:
+    assert differences(KV, None, None, None) == []
+    assert differences(KV, 10 << 30, 43200, True) == []
+    assert differences(BARE, 0, 0, False) == []
+    assert differences(KV, 0, 30, False) == [
+        "a quota of 10737418240 bytes, not 0",
+        "a ttl of 43200 s, not 30",
+        "evictable yes, not no",
+    ]
+
+
+def test_a_quota_below_what_a_space_holds_is_said_where_nothing_is_evicted() -> None:
+    full = msgspec.structs.replace(KV, quota_bytes=1 << 30, flags=0)
+    assert "/kv holds 5.0 GiB, more than its quota of 1.0 GiB" in overfull("/kv", full, USAGE)
+    for other in (KV, BARE, None, msgspec.structs.replace(full, quota_bytes=5 << 30)):
+        assert overfull("/kv", other, USAGE) == ""
+
+
+def test_a_table_that_asks_for_more_targets_than_there_are() -> None:
+    def device(uuid: bytes, free: int, role: str = "") -> DeviceView:
+        return DeviceView(
+            uuid=uuid,
+            path="/dev/x",
+            here=True,
+            poisoned=False,
+            size_bytes=1,
+            capacity_bytes=1,
+            free_bytes=1,
+            targets=64,
+            used_targets=64 - free,
+            free_targets=free,
+            role=role,
+        )
+
+    def node(ident: int, *devices: DeviceView, alive: bool = True) -> NodeView:
+        return NodeView(
+            id=ident,
+            name=f"node{ident}",
+            domain="",
+            alive=alive,
+            draining=False,
+            incarnation=1,
+            host="",
+            control="",
+            silent_ms=0,
+            leaving=0,
+            note="",
+            devices=devices,
+        )
+
+    def target(ident: int, chain: int) -> TargetView:
+        return TargetView(
+            id=ident,
+            node=1,
+            device=b"a",
+            chain=chain,
+            state=1,
+            wanted=True,
+            member=True,
+            released=False,
+            here=True,
+            poisoned=False,
+            used_bytes=0,
+            chunks=0,
+            damaged=0,
+            repaired=0,
+            scrubbed_bytes=0,
+        )
+
+    def chain(ident: int, member: int) -> ChainView:
+        return ChainView(
+            id=ident,
+            table=2,
+            term=1,
+            counter=0,
+            members=(member,),
+            states=(1,),
+            wanted=(member,),
+            writable=True,
+            readable=True,
+            whole=True,
+            forced=0,
+            reason="",
+            shared_domain="",
+        )
+
+    view = View(
+        ClusterReply(
+            cluster=bytes(16),
+            epoch=1,
+            term=1,
+            primary="m:1",
+            manager_ms=1,
+            rebalancing=False,
+            nodes=(node(1, device(b"a", 20), device(b"b", 3, "kv")), node(2, device(b"c", 1), alive=False)),
+            targets=(target(5, 1), target(6, 2)),
+            chains=(chain(1, 5), chain(2, 6)),
+            tables=tuple(TABLES.values()),
+        )
+    )
+    check_size(view, "new", "", 20)
+    check_size(view, "new", "kv", 3)
+    with pytest.raises(InvalidArgument, match="--chains-per-device 21: device /dev/x of node1 has 20 free"):
+        check_size(view, "new", "", 21)
+    with pytest.raises(InvalidArgument, match="has 3 free targets"):
+        check_size(view, "new", "kv", 4)
+    check_size(view, "fast", "kv", 2)
+    with pytest.raises(Exists, match="table fast exists with 2 targets of a device, not 9"):
+        check_size(view, "fast", "kv", 9)
 
 
 def test_bounds_that_can_not_be() -> None:

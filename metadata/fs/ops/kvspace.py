@@ -94,7 +94,9 @@ def _check_same(inode: Inode, req: meta.KvCreate) -> None:
     for field in ("block_bytes", "parts", "identity"):
         if getattr(have, field) != getattr(want, field):
             raise errors.Exists(
-                f"a KV space of other geometry has that name: {field} is {getattr(have, field)!r}", req.path
+                f"a KV space of other geometry has that name: {field} is {getattr(have, field)!r}, "
+                f"not {getattr(want, field)!r}",
+                req.path,
             )
 
 
