@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from ffs.cli.benchmark import engine_cases, recovery, suite
 from ffs.cli.benchmark.cost import cpu_ns, meter
 from ffs.cli.benchmark.protocol import Round, Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result, json_line, people_table
@@ -80,3 +82,13 @@ def test_cpu_time_is_counted() -> None:
     assert mine.client_ns >= 40_000_000
     assert mine.as_fields()["server_us"] == 0
     assert cpu_ns(2**22 + 1) == 0
+
+
+def test_the_guide_has_a_row_for_every_case() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/bench.md").read_text()
+    rows = "\n".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `"))
+    engine = {case.name for case in (*engine_cases.CASES, engine_cases.BESIDE_COMPACTION)}
+    for name in (*suite.NAMES, *recovery.NAMES, *engine, *engine_cases.START_UP):
+        assert f"`{name}`" in rows, name
+    for place in engine_cases.PLACES:
+        assert f"`{engine_cases.CASES[0].full_name(place)}`" in guide
