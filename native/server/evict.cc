@@ -292,12 +292,28 @@ Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t lengt
   return refuse(Outcome::no_space, evictable_bytes_ > 0);
 }
 
-bool Evictor::will_make_room(TargetSpaces* target, uint32_t length_bytes) {
-  if (target == nullptr || !target->leads) return false;
-  const bool any = std::any_of(target->all().begin(), target->all().end(), [&](const auto& held) {
+bool Evictor::holds_evictable(const TargetSpaces& target) const {
+  return std::any_of(target.all().begin(), target.all().end(), [&](const auto& held) {
     return held->policy.evictable && !exhausted(*held) &&
-           store_.space_use(target->target(), held->policy.space).chunks > 0;
+           store_.space_use(target.target(), held->policy.space).chunks > 0;
   });
+}
+
+// The chain's own chunks of evictable spaces, or those of other chains, whose heads evict for the same
+// devices. What is on this device stands for what is on the others: a space lies on many chains. Only for
+// puts into evictable spaces, and where this device is as full: others would wait in vain for a device
+// without blocks.
+bool Evictor::will_make_room(TargetSpaces* target, uint64_t space, bool block, uint32_t length_bytes) {
+  if (target == nullptr || !target->leads) return false;
+  bool any = holds_evictable(*target);
+  const HeldSpace* held = target->find(space);
+  const bool into_evictable = held != nullptr ? held->policy.evictable : block;
+  const bool others =
+      into_evictable || lacking_bytes_ > 0 || short_of_room_ || !store_.room_for(length_bytes);
+  if (!any && others) {
+    any = std::any_of(spaces_.targets().begin(), spaces_.targets().end(),
+                      [&](const auto& entry) { return holds_evictable(entry.second); });
+  }
   // Nothing says yet which member it was: until they report, as if one lacked some of these.
   constexpr uint64_t kSome = 4;
   if (any) member_lacks(*target, TargetId{}, kSome * allocated(length_bytes), false);

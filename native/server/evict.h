@@ -59,9 +59,9 @@ class Evictor {
   void committed(TargetSpaces& target, const ChunkKey& key);
   // A member of the target's chain says what its device lacks.
   void member_lacks(TargetSpaces& target, TargetId member, uint64_t bytes, bool short_of_room);
-  // A member refused an update for lack of room: whether its client is to send it again, since evictions will
-  // make some.
-  bool will_make_room(TargetSpaces* target, uint32_t length_bytes);
+  // A member refused an update of `space` for lack of room: whether its client is to send it again, since
+  // evictions will make some. `block`: it is a KV block, whose space's policy may not have come yet.
+  bool will_make_room(TargetSpaces* target, uint64_t space, bool block, uint32_t length_bytes);
   // What this device lacks: bytes up to its high mark; short_of_room: puts into evictable spaces wait.
   uint64_t lacking_bytes() const { return lacking_bytes_; }
   bool short_of_room() const { return short_of_room_; }
@@ -83,6 +83,7 @@ class Evictor {
   craq::EvictionAnswer order(TargetSpaces& target, HeldSpace& held, const engine::Victim& victim);
   craq::Outcome refuse(craq::Outcome outcome, bool waits);
   void scan(TargetSpaces& target, HeldSpace& held);
+  bool holds_evictable(const TargetSpaces& target) const;
   bool exhausted(const HeldSpace& held) const { return now_us_ < held.exhausted_until_us; }
 
   engine::ChunkStore& store_;

@@ -161,8 +161,10 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
   Told what = told(answer.outcome, reading);
   if (answer.outcome == Outcome::denied) what.detail = static_cast<Detail>(request->denied_detail);
   // Refused by a member whose device is full: what the chain holds of evictable spaces makes room for it.
-  const bool again = answer.outcome == Outcome::no_space &&
-                     evictor_->will_make_room(request->target->spaces, request->length);
+  const bool block = request->update_kind == wire::UpdateKind::kCreate;
+  const bool again =
+      answer.outcome == Outcome::no_space &&
+      evictor_->will_make_room(request->target->spaces, request->space, block, request->length);
   if (again) what = {EAGAIN, Detail::kReissue};
   wire::UpdateReply reply{};
   reply.status = static_cast<uint32_t>(what.status);

@@ -99,7 +99,7 @@ struct Request : engine::Sink {
   uint32_t failed_status = 0;
   uint32_t failed_detail = 0;
   ChainVersion chain_version;
-  // kLastChunk
+  // kUpdate, kLastChunk
   uint64_t space = 0;
 
   int put(uint32_t at, const uint8_t* bytes, uint32_t size) override;

@@ -173,6 +173,7 @@ void Shard::submit_update(Session& session, const wire::Update& update, uint64_t
   session.requests++;
 
   const ChunkKey key = key_of(update.key);
+  request->space = key.space();
   const Outcome allowed =
       authority(session, update.context, key.space(), rights_for(update.kind), &request->denied_detail);
   if (request->update_kind == UpdateKind::kSpaceEpoch || request->update_kind == UpdateKind::kRemoveRange ||

@@ -236,6 +236,33 @@ TEST_CASE("a full device makes room by evictions, for blocks and for files, with
   }
 }
 
+TEST_CASE("a full device makes room for a block whose own chain has nothing to evict: others have") {
+  Cluster::Options options = cluster_of(2);
+  options.device_bytes = 288 * kMiB;
+  options.chains = 2;
+  Cluster cluster(options);
+  set(cluster, 2, policy(0));  // of chain 1; of chain 2 the servers know nothing yet
+  Blocks head(cluster, 0);
+  const uint64_t blocks = cluster.report(0).capacity.capacity_bytes * 3 / 2 / (2 * kMiB);
+  REQUIRE(head.put_all(0, blocks, 2 * kMiB) == 0);
+  Blocks other(cluster, cluster.member(2, 0));
+  other.client().base.target = Cluster::target(cluster.member(2, 0), 2);
+  other.client().base.chain = 2;
+  uint32_t again = 0;
+  // As many as still leave chain 1 something: without a policy these stay.
+  for (uint64_t index = blocks; index < blocks + blocks / 3; index++) {
+    CAPTURE(index);
+    Answer answer;
+    do {  // as the client library does it
+      answer = other.client().wait(other.send_put(index, 2 * kMiB));
+      if (answer.code() == EAGAIN) std::this_thread::sleep_for(std::chrono::milliseconds(20)), again++;
+    } while (answer.code() == EAGAIN && answer.detail() == Detail::kReissue);
+    REQUIRE(answer.code() == 0);
+  }
+  CHECK(again > 0);
+  CHECK(use_of(cluster, 0).evicted_chunks > blocks / 2);
+}
+
 TEST_CASE("blocks are gone for clients when their time is over, and soon from the device") {
   Cluster cluster(cluster_of(3));
   for (const bool evictable : {true, false}) {
