@@ -7,6 +7,7 @@ rings made before are of no use. Thread-safe.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from ffs.client.paths import check_path, wire_path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ffs.layout import Layout, Placement
 
 MAX_BLOCK_BYTES = 16 << 20
+_SERVERS_KNOW_S = 60.0  # after a space was made or changed its servers know its time to live
 
 
 def _otherwise(core: Core, have: Layout, asked: meta.LayoutChoice | None) -> list[str]:
@@ -58,6 +60,8 @@ class Handle:
         self._placement: Placement | None = None
         self._capability = 0
         self._closed = False
+        self._ttl_ms = 0
+        self._stamp_until_s = 0.0  # time.monotonic()
 
     @classmethod
     def create(
@@ -134,6 +138,7 @@ class Handle:
         self.ino = opened.ino
         self.epoch = attributes.epoch
         self.block_bytes = attributes.kv.block_bytes
+        self.note_ttl(attributes.kv.ttl_ms)
         rights = RIGHT_READ | (RIGHT_WRITE if self._write else 0)
         self._capability = session.add_capability(
             opened.ino, 0, rights, opened.capability, opened.capability_expiry_ms
@@ -177,6 +182,18 @@ class Handle:
         if self._placement is None:
             raise BadHandle("the space was never opened", self.path)
         return self._placement
+
+    def note_ttl(self, ttl_ms: int) -> None:
+        """The space's time to live, as the metadata service said just now; 0: none."""
+        self._ttl_ms = ttl_ms
+        self._stamp_until_s = time.monotonic() + _SERVERS_KNOW_S
+
+    def expiry_ms(self) -> int:
+        """Of a block that is put now, in manager time; 0: its servers give it one, if any. They do so by
+        what they know of the space, which may take seconds to reach them."""
+        if not self._ttl_ms or time.monotonic() >= self._stamp_until_s:
+            return 0
+        return self._live().manager_ms() + self._ttl_ms
 
     def want_routing(self) -> None:
         """Requests wait for newer routing. Returns at once."""

@@ -35,7 +35,7 @@ from ffs.client.transfer import error_of_completion
 from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
-from ffs.kv.bounds import Bounds, Usage, bounds_of, set_bounds, usage_of
+from ffs.kv.bounds import Bounds, Usage, bounds_of, set_bounds, ttl_ms, usage_of
 from ffs.kv.handle import Handle
 from ffs.kv.keys import CHUNK_KEY_BYTES, key_array
 from ffs.kv.results import Results, Status
@@ -169,9 +169,11 @@ class Space:
         now on. `evictable`: to make room blocks are dropped that weren't used for long; without it a put
         into a full space fails. Servers follow within seconds. Raises NotPermitted, InvalidArgument.
         """
-        return set_bounds(
+        bounds = set_bounds(
             self._handle.client, self.path, quota_bytes=quota_bytes, ttl_s=ttl_s, evictable=evictable
         )
+        self._handle.note_ttl(ttl_ms(bounds.ttl_s))
+        return bounds
 
     def usage(self) -> Usage:
         """What the space holds and has evicted, as its servers said last. Blocking."""
@@ -211,6 +213,7 @@ class Space:
         blocks = look_at(values, len(hashes), self.block_bytes, writable=False)
         entries = self._entries(OP_CREATE, hashes, timeout_s)
         entries["length"] = entries["logical_length"] = blocks.lengths
+        entries["expiry_ms"] = self._handle.expiry_ms()
         done = self._run(entries, blocks, writing=True)
         result, detail = done["result"], done["detail"]
         status = np.full(len(hashes), Status.ERROR, dtype=np.uint8)

@@ -69,13 +69,15 @@ uint64_t Shard::manager_time() const {
   return manager_ms_ == 0 ? 0 : manager_ms_ + (now_ms_ - manager_heard_ms_);
 }
 
-// The expiry of a client's update: its own, or by its space's time to live.
+// The expiry of a client's update: its own, or by its space's time to live, whichever comes first. (Clients
+// give blocks an expiry as long as the policy may not have come here, and may know of an older time to live.)
 uint64_t Shard::expiry_of(const Target& target, const wire::Update& update) const {
   ChunkKey key = key_of(update.key);
   const HeldSpace* held = target.spaces != nullptr ? target.spaces->find(key.space()) : nullptr;
-  if (update.expiry_ms != 0 || held == nullptr || held->policy.ttl_ms == 0) return update.expiry_ms;
   const uint64_t now_ms = manager_time();
-  return now_ms == 0 ? 0 : now_ms + held->policy.ttl_ms;
+  if (held == nullptr || held->policy.ttl_ms == 0 || now_ms == 0) return update.expiry_ms;
+  const uint64_t by_space = now_ms + held->policy.ttl_ms;
+  return update.expiry_ms == 0 ? by_space : std::min(update.expiry_ms, by_space);
 }
 
 // --- evicting -------------------------------------------------------------------------------------

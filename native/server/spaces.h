@@ -20,7 +20,7 @@ struct SpacePolicy {
   ChainId chain;
   bool evictable = false;
   uint64_t quota_bytes = 0;  // of the space on that chain, as allocated on one replica; 0: none
-  uint64_t ttl_ms = 0;       // of updates that carry no expiry; 0: none
+  uint64_t ttl_ms = 0;       // the most that updates get; 0: none
 };
 
 // One space on one target. The counters begin with the process.

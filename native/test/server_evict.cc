@@ -267,11 +267,12 @@ TEST_CASE("blocks are gone for clients when their time is over, and soon from th
   Cluster cluster(cluster_of(3));
   for (const bool evictable : {true, false}) {
     const uint64_t at = evictable ? 0 : 100;
-    set(cluster, 3, policy(0, 60'000, evictable));
+    set(cluster, 3, policy(0, 0, evictable));
     Blocks head(cluster, 0), tail(cluster, 2);
+    CHECK(head.put(at + 2, 5000, 0, unix_ms() + 3'600'000) == 0);  // before there was a ttl: its own is kept
+    set(cluster, 3, policy(0, 60'000, evictable));
     CHECK(head.put(at + 1, 5000) == 0);
-    CHECK(head.put(at + 2, 5000, 0, unix_ms() + 3'600'000) == 0);  // its own is kept
-    CHECK(head.put(at + 3, 5000, wire::kUpdatePin) == 0);          // a pin doesn't keep it from that
+    CHECK(head.put(at + 3, 5000, wire::kUpdatePin) == 0);  // a pin doesn't keep it from that
     CHECK(tail.get(at + 1, 5000, false) == 0);
     cluster.pass_time(61'000);
     for (Blocks* blocks : {&head, &tail}) {
@@ -290,6 +291,27 @@ TEST_CASE("blocks are gone for clients when their time is over, and soon from th
   }
   CHECK(use_of(cluster, 0).expired_chunks == 3);
   CHECK(use_of(cluster, 0).evicted_chunks == 0);
+}
+
+TEST_CASE("of a block's own expiry and its space's time to live the earlier one counts") {
+  Cluster cluster(cluster_of(2));
+  const auto in_s = [](uint64_t s) {
+    return unix_ms() + 60'000 + s * 1000;
+  };  // as the manager's time is ahead
+  Blocks head(cluster, 0), tail(cluster, 1);
+  REQUIRE(head.put(1, 5000, 0, in_s(100)) == 0);  // before the servers know of the space at all
+  set(cluster, 2, policy(0, 200'000));
+  REQUIRE(head.put(2, 5000, 0, in_s(100)) == 0);
+  REQUIRE(head.put(3, 5000, 0, in_s(3600)) == 0);
+  REQUIRE(head.put(4, 5000) == 0);
+  CHECK(count_present(tail, 1, 5) == 4);
+  cluster.pass_time(150'000);
+  CHECK(count_present(tail, 1, 3) == 0);
+  CHECK(count_present(tail, 3, 5) == 2);
+  cluster.pass_time(100'000);
+  CHECK(count_present(tail, 1, 5) == 0);
+  wait_for_use(cluster, 1, [](const SpaceUse& use) { return use.chunks == 0; });
+  CHECK(use_of(cluster, 0).expired_chunks == 4);
 }
 
 TEST_CASE("pinned blocks stay: others go for them, and where only they are left a put gets EDQUOT") {

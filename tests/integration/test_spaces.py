@@ -141,13 +141,17 @@ def test_a_quota_holds_and_its_change_reaches_the_servers(client: Client) -> Non
 
 def test_blocks_are_gone_after_their_time(client: Client) -> None:
     with Space.create(client, "/kv/short", block_bytes=BLOCK, ttl_s=2) as space:
-        until(lambda: space.usage().reported == 30)
-        keys, results = put(space, 8, seed=200)
+        keys, results = put(space, 8, seed=200)  # at once: its servers may know nothing of the space yet
         assert results.errors == {}
         until(lambda: not np.any(space.exists(keys).status == Status.HIT))
         until(lambda: space.usage().blocks == 0)  # and their room comes back
         assert (space.usage().expired_blocks, space.usage().evicted_blocks) == (8, 0)
         assert np.all(space.put(keys, blocks(8, 200)[1]).status == Status.STORED)  # as if they had never been
+        until(lambda: not np.any(space.exists(keys).status == Status.HIT))
+        space.set_bounds(ttl_s=3600)
+        space.set_bounds(ttl_s=1)
+        keys, _ = put(space, 8, seed=201)
+        until(lambda: not np.any(space.exists(keys).status == Status.HIT))
 
 
 def test_a_space_that_is_not_evictable_refuses_what_is_too_much(client: Client) -> None:
