@@ -32,7 +32,7 @@ from ffs._native.ring import (
     RingStats,
 )
 from ffs.client.transfer import error_of_completion
-from ffs.errors import BadHandle, FfsError, InvalidArgument, TagMismatch
+from ffs.errors import BadHandle, FfsError, InvalidArgument, NoSpace, QuotaExceeded, TagMismatch
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
 from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
 from ffs.kv.bounds import Bounds, Usage, bounds_of, set_bounds, ttl_ms, usage_of
@@ -405,5 +405,23 @@ def _results(
         error = error_of_completion(done[position], handle)
         if isinstance(error, TagMismatch):
             error = TagMismatch("another block has the same first half of its hash: this one can't be stored")
+        elif isinstance(error, QuotaExceeded | NoSpace):
+            error = _no_room(error, int(done[position]["chain"]), handle.path)
         errors[position] = error
     return Results(status, lengths.astype(np.int64), errors)
+
+
+def _no_room(error: QuotaExceeded | NoSpace, chain: int, path: str) -> FfsError:
+    """Of which space, and what its owner can do."""
+    evict = f"`ffs space set {path} --evictable yes` lets old blocks go for new ones, but for pinned ones"
+    if isinstance(error, QuotaExceeded):
+        return QuotaExceeded(
+            f"chain {chain} has its share of the space's quota, and nothing on it may go for this block: raise"
+            f" the quota (`ffs space set {path} --quota SIZE`); {evict}",
+            path,
+        )
+    return NoSpace(
+        f"a device of chain {chain} is full, and nothing on it may go for this block: remove files or spaces"
+        f" there or add a device (`ffs cluster chains` shows where the chain lies); {evict}",
+        path,
+    )

@@ -159,6 +159,11 @@ def test_a_space_that_is_not_evictable_refuses_what_is_too_much(client: Client) 
         until(lambda: space.usage().reported == 30)
         keys, results = put(space, 256, seed=300)
         assert {type(error) for error in results.errors.values()} == {errors.QuotaExceeded}
+        assert {error.filename for error in results.errors.values()} == {"/kv/kept"}
+        with pytest.raises(
+            errors.QuotaExceeded, match=r"chain \d+ .*: raise the quota \(`ffs space set /kv/kept"
+        ):
+            results.raise_errors()
         held = np.flatnonzero(results.status == Status.STORED)
         until(lambda: space.usage().blocks == len(held))
         assert np.all(space.exists([keys[at] for at in held]).status == Status.HIT)
