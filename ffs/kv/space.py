@@ -416,8 +416,8 @@ def _no_room(error: QuotaExceeded | NoSpace, chain: int, path: str) -> FfsError:
     evict = f"`ffs space set {path} --evictable yes` lets old blocks go for new ones, but for pinned ones"
     if isinstance(error, QuotaExceeded):
         return QuotaExceeded(
-            f"chain {chain} has its share of the space's quota, and nothing on it may go for this block: raise"
-            f" the quota (`ffs space set {path} --quota SIZE`); {evict}",
+            f"chain {chain} has its share of the space's quota, and nothing on it may go for this block:"
+            f" raise the quota (`ffs space set {path} --quota SIZE`); {evict}",
             path,
         )
     return NoSpace(
