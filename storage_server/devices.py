@@ -1,7 +1,8 @@
 """The node's devices: looked at before anything is changed, formatted only where nothing is lost.
 
 docs/operations.md, Devices. What a device is, and every refusal of one that is foreign, damaged, in use
-or too small, is said by the native engine; this module decides what may be formatted.
+or too small, is said by the native engine; this module decides what may be formatted. All of that comes
+before the node is known to the cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from errno import ENOMEDIUM
 from uuid import UUID
 
 from ffs._native.device import device_format, device_inspect
-from ffs.errors import FfsError, InvalidArgument, NotFound, WrongCluster
+from ffs.errors import Exists, FfsError, InvalidArgument, NotFound, WrongCluster
 from ffs.proto.cluster import DeviceInfo
 from storage_server.config import UUID_PREFIX, DeviceChoice
 
@@ -95,6 +96,7 @@ def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Pl
         parent = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(parent):
             raise NotFound("the directory for the device file doesn't exist", parent) from None
+        _look(choice, cluster, make=True)
         return Plan(choice, None, make=True)
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise InvalidArgument("a device is a block device or a file", path)
@@ -103,10 +105,9 @@ def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Pl
     except FfsError as error:
         if error.errno != ENOMEDIUM:
             raise
+        _look(choice, cluster, make=False)
         if not format_if_new:
-            raise NotFound(
-                "no ffs device (it has no superblock); --format-if-new formats it if it holds nothing", path
-            ) from None
+            raise NotFound("no ffs device; it is blank: --format-if-new formats it", path) from None
         return Plan(choice, None, make=False)
     if info.cluster != cluster:
         raise WrongCluster(
@@ -114,6 +115,16 @@ def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Pl
             f"{cluster.hex()}: check --metadata and --device",
             path,
         )
+    # In use, or read-only: known now, not after the cluster was told.
+    device_format(
+        path,
+        cluster=cluster,
+        targets=info.targets,
+        max_chunks=info.max_chunks,
+        journal_bytes=info.journal_bytes,
+        force=True,
+        only_look=True,
+    )
     found = DeviceInfo(
         uuid=info.device_uuid,
         path=path,
@@ -122,6 +133,20 @@ def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Pl
         role=choice.role,
     )
     return Plan(choice, found, make=False)
+
+
+def _look(choice: DeviceChoice, cluster: bytes, *, make: bool) -> None:
+    """Whether it may be formatted. Raises what formatting would, with the way out of a node."""
+    path = choice.path
+    try:
+        device_format(
+            path, size_bytes=choice.size_bytes, targets=[1], cluster=cluster, sparse=make, only_look=True
+        )
+    except Exists as error:
+        block = stat.S_ISBLK(os.stat(path).st_mode)
+        empty = f"wipefs -a {path} && blkdiscard -z {path}" if block else f"rm {path}"
+        again = "start with --format-if-new" if block else "give PATH:SIZE"
+        raise Exists(f"{error.message}; if that may be lost, empty it ({empty}) and {again}") from None
 
 
 async def prepare(

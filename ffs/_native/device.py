@@ -61,11 +61,13 @@ def device_format(
     device_uuid: bytes = bytes(16),
     force: bool = False,
     sparse: bool = False,
+    only_look: bool = False,
 ) -> None:
     """Makes a device (or a file of size_bytes) ready for `targets` of `cluster` (16 bytes).
 
-    0 and zero bytes: chosen. Busy: in use; Exists: it holds something (force=True overwrites); NoSpace: too
-    small (the message names the least size); InvalidArgument. Nothing half made."""
+    0 and zero bytes: chosen. Busy: in use; FfsError with EROFS: read-only; Exists: it holds something
+    (force=True overwrites); NoSpace: too small (the message names the least size); InvalidArgument. Nothing
+    half made. only_look: refuses the same, and writes nothing."""
     if len(cluster) != 16 or len(device_uuid) != 16:
         raise InvalidArgument("a cluster id and a device uuid have 16 bytes")
     ids = ffi.new("uint64_t[]", list(targets))
@@ -79,6 +81,7 @@ def device_format(
     options.target_count = len(ids)
     options.force = force
     options.sparse = sparse
+    options.only_look = only_look
     options.cluster = list(cluster)
     options.device_uuid = list(device_uuid)
     check(lib.ffs_device_format(os.fsencode(path), options))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ffs.cli.device_text import check_lines, problem_fields, state_fields, state_lines
 from ffs.cli.parsing import Commands, command, count_argument, print_json, size_argument
-from ffs.cli.text import format_bytes
+from ffs.cli.text import format_bytes, plural
 from ffs.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -164,6 +164,6 @@ def run_format(args: argparse.Namespace) -> int:
         max_chunks=args.max_chunks,
     )
     made = device_inspect(args.path)
-    print(f"{args.path}: formatted for {len(args.target)} targets of cluster {cluster.hex()}")
+    print(f"{args.path}: formatted for {plural(len(args.target), 'target')} of cluster {cluster.hex()}")
     print(f"{format_bytes(made.size_bytes)}, at most {made.max_chunks} chunks")
     return 0

@@ -131,10 +131,16 @@ int ffs_device_format(const char* path, const ffs_format_options* given) {
   format.sector_bytes = options.sector_bytes;
   format.sparse = options.sparse != 0;
   format.overwrite = options.force != 0;
+  format.only_look = options.only_look != 0;
   auto io = ffs::io::Io::create(ffs::io::Options{});
   if (!io.ok()) return ffs::capi::fail(io.error(), "format: starting I/O");
   const ffs::Status made = ffs::engine::ChunkStore::format(**io, path, format);
-  return made.ok() ? 0 : fail_device(made.error(), path);
+  if (made.ok()) return 0;
+  const int code = fail_device(made.error(), path);
+  if (made.error().code != EEXIST || format.only_look) return code;
+  const std::string said = ffs::capi::last_error();
+  return ffs::capi::fail(-code, "%s; ffs device format --force %s overwrites it: all of it is lost",
+                         said.c_str(), path);
 }
 
 int ffs_device_inspect(const char* path, ffs_device_info* out) {

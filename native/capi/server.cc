@@ -138,6 +138,7 @@ int ffs_server_add_device(ffs_server* server, const char* path, const ffs_device
   ffs::server::Shard* shard = server->server.add_device(path, choices, &failure);
   if (shard == nullptr) {
     const int code = failure.code == EMEDIUMTYPE ? ENOMEDIUM : failure.code == EXDEV ? EPROTO : failure.code;
+    if (failure.line.starts_with(path)) return fail(code, "device %s", failure.line.c_str());
     return fail(code, "device %s: %s", path,
                 failure.line.empty() ? std::strerror(code) : failure.line.c_str());
   }

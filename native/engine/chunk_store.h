@@ -328,6 +328,7 @@ struct FormatOptions {
   uint32_t sector_bytes = 0;   // 0: the device's; else a block device must have these
   bool sparse = false;         // a file: don't write it through once
   bool overwrite = false;      // format whatever is there (else EEXIST if it isn't blank)
+  bool only_look = false;      // refuse what would be refused, and write nothing
 };
 
 // Whether what the device has completed is lost by a power cut until it is flushed. automatic: as the kernel

@@ -9,6 +9,7 @@
 
 #include "base/fd.h"
 #include "engine/store_impl.h"
+#include "io/probe.h"
 #include "io/shadow_io.h"
 
 namespace ffs::engine {
@@ -134,9 +135,23 @@ void OfflineStore::describe(DeviceState* state) const {
 
 namespace {
 
+// Of a device that isn't ours: what is there instead. What can't be read is left unsaid.
+Error with_content(const std::string& path, Error error) {
+  const std::string said = ChunkStore::last_open_message();
+  auto device = io::describe_device(path);
+  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!device.ok() || !fd.valid()) return error;
+  auto probed = io::probe(fd.get(), device->size_bytes);
+  if (!probed.ok()) return error;
+  set_open_message(said + "; it " + (probed->blank ? "is blank" : "holds " + probed->text()));
+  return error;
+}
+
 // What can be said without recovery; an error is identify()'s.
 Status describe_outside(const std::string& path, DeviceState* state) {
-  FFS_TRY(state->identity, ChunkStore::identify(path));
+  auto identity = ChunkStore::identify(path);
+  if (!identity.ok() && identity.error().code == EMEDIUMTYPE) return with_content(path, identity.error());
+  FFS_TRY(state->identity, std::move(identity));
   read_copies(path, state->superblock_whole);
   FFS_TRY(state->device, io::describe_device(path));
   state->cache = choose_cache_mode(state->device, WriteCache::automatic);

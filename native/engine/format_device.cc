@@ -81,20 +81,18 @@ Status refuse_content(const io::Device& device, const Uuid& cluster) {
     auto super = choose_superblock(blocks.copy(0), blocks.copy(1), UINT64_MAX);
     if (!super.ok()) {
       const std::string why = ChunkStore::last_open_message();
-      return open_error(EEXIST, "the device holds an ffs store already",
-                        "%s; overwrite it (--force) only if it may go", why.c_str());
+      return open_error(EEXIST, "the device holds an ffs store already", "%s", why.c_str());
     }
     const bool same = std::memcmp(super->cluster, cluster.data(), cluster.size()) == 0;
-    return open_error(
-        EEXIST, "the device holds an ffs store already",
-        "of %s, cluster %s, device %s, %u targets; overwrite it (--force) only if its data may go",
-        same ? "this cluster" : "another cluster", hex(super->cluster, 16).c_str(),
-        hex(super->device, 16).c_str(), super->target_count);
+    return open_error(EEXIST, "the device holds an ffs store already",
+                      "of %s, cluster %s, device %s, %u target%s", same ? "this cluster" : "another cluster",
+                      hex(super->cluster, 16).c_str(), hex(super->device, 16).c_str(), super->target_count,
+                      super->target_count == 1 ? "" : "s");
   }
   FFS_TRY(const io::Probed probed, io::probe(device.fd, device.size_bytes));
   if (probed.blank) return ok_status();
   return open_error(EEXIST, probed.found.empty() ? "the device isn't blank" : "the device is somebody's",
-                    "it holds %s; overwrite it (--force) only if that may go", probed.text().c_str());
+                    "it holds %s", probed.text().c_str());
 }
 
 // No superblock of an older store outlives the first step. What a discard leaves is undefined, so old
@@ -133,8 +131,9 @@ Status format_opened(io::Io& io, const io::Device& device, const std::string& pa
     return open_error(EINVAL, "the device has other sectors", "of %u bytes, asked for %u",
                       device.sector_bytes, sector);
   }
-  FFS_TRY_STATUS(check_format_options(options, size / kBlock * kBlock, sector));
+  FFS_TRY_STATUS(check_format_options(options, size, sector));
   if (!options.overwrite && !fresh_file) FFS_TRY_STATUS(refuse_content(device, options.cluster));
+  if (options.only_look) return ok_status();
   if (!fresh_file) FFS_TRY_STATUS(empty_device(device, path, options.overwrite));
   FFS_TRY(io::File file, io.add_file(device.fd));
   Status result = ChunkStore::format_file(io, file, size, sector, options, made);
@@ -156,15 +155,16 @@ Status ChunkStore::format(io::Io& io, const std::string& path, const FormatOptio
         path, open_error(EINVAL, "neither a regular file nor a block device", "mode %o", status.st_mode));
   }
   if (make_file) {
-    const uint64_t size = options.size_bytes / kBlock * kBlock;
-    Status checked = check_format_options(options, size, 512);
+    Status checked = check_format_options(options, options.size_bytes, 512);
     if (!checked.ok()) return open_at_path(path, checked.error());
-    if (exists && !options.overwrite && identify(path).ok()) {
-      return open_at_path(path, open_error(EEXIST, "the device holds an ffs store already",
-                                           "overwrite it (--force) only if its data may go"));
-    }
-    Status filled = io::make_device_file(path, size, options.sparse,
-                                         exists && (options.overwrite || status.st_size == 0));
+    const bool ours = exists && !options.overwrite && identify(path).ok();
+    clear_open_message();
+    if (ours) return open_at_path(path, Error::of(EEXIST, "the device holds an ffs store already"));
+    const bool over_it = exists && (options.overwrite || status.st_size == 0);
+    if (options.only_look && exists && !over_it)
+      return open_at_path(path, Error::of(EEXIST, "the device file exists"));
+    if (options.only_look) return ok_status();
+    Status filled = io::make_device_file(path, options.size_bytes / kBlock * kBlock, options.sparse, over_it);
     if (!filled.ok()) return open_at_path(path, filled.error());
   }
   OpenDevice opened;

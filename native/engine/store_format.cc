@@ -72,7 +72,7 @@ Status check_format_options(const FormatOptions& options, uint64_t size_bytes, u
   if (sector_bytes == 0 || kBlock % sector_bytes != 0) {
     return open_error(EINVAL, "sectors of more than 4096 bytes", "sector size %u", sector_bytes);
   }
-  Layout layout = layout_for(size_bytes, options.max_chunks, options.journal_bytes);
+  Layout layout = layout_for(size_bytes / kBlock * kBlock, options.max_chunks, options.journal_bytes);
   if (layout.slab_count < kClasses) {
     return open_error(ENOSPC, "the device is too small", "%llu bytes, at least %llu are needed",
                       static_cast<unsigned long long>(size_bytes),
@@ -176,6 +176,10 @@ Error open_error(int code, const char* what, const char* format, ...) {
   va_end(arguments);
   t_open_message = std::string(what) + ": " + numbers;
   return Error::of(code, what);
+}
+
+void set_open_message(std::string message) {
+  t_open_message = std::move(message);
 }
 
 void clear_open_message() {

@@ -31,6 +31,7 @@ namespace ffs::engine {
 // Texts with numbers for open, format and identify, by thread (ChunkStore::last_open_message).
 Error open_error(int code, const char* what, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
+void set_open_message(std::string message);
 void clear_open_message();
 // Puts the path before the sentence.
 Error open_at_path(const std::string& path, Error error);

@@ -164,11 +164,12 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open_file(io::Io& io, io::File f
 
 Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::string& path,
                                                      const OpenOptions& options) {
+  clear_open_message();
   auto opened = io::open_device(path);
   if (!opened.ok()) {
     const std::string user = opened.error().code == EBUSY ? io::in_use(path) : std::string();
-    return open_error(opened.error().code, opened.error().what, "%s: %s", path.c_str(),
-                      user.empty() ? std::strerror(opened.error().code) : user.c_str());
+    return open_at_path(path, open_error(opened.error().code, opened.error().what, "%s",
+                                         user.empty() ? std::strerror(opened.error().code) : user.c_str()));
   }
   io::Device device = opened.value();
   auto file = io.add_file(device.fd);
@@ -179,10 +180,7 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::stri
   auto impl = std::make_unique<Impl>(io, file.value(), options, Mutants{});
   impl->device = device;
   Status started = impl->start(device.size_bytes);
-  if (!started.ok()) {
-    std::string numbers = last_open_message();
-    return open_error(started.error().code, started.error().what, "%s: %s", path.c_str(), numbers.c_str());
-  }
+  if (!started.ok()) return open_at_path(path, started.error());
   return std::unique_ptr<ChunkStore>(new ChunkStore(std::move(impl)));
 }
 

@@ -83,6 +83,13 @@ int lock_device(int fd, uint32_t wait_ms) {
   return try_for_a_while(wait_ms, [fd] { return ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; });
 }
 
+// A block device is opened for writing even if it is read-only; only its writes would fail.
+bool is_read_only(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  int read_only = 0;
+  return fd.valid() && ::ioctl(fd.get(), BLKROGET, &read_only) == 0 && read_only != 0;
+}
+
 }  // namespace
 
 std::string in_use(const std::string& path) {
@@ -97,6 +104,8 @@ Result<Device> open_device(const std::string& path, Access access, uint32_t wait
   bool block = S_ISBLK(status.st_mode);
   if (!block && !S_ISREG(status.st_mode))
     return Error::of(ENODEV, "neither a regular file nor a block device");
+  if (block && access == Access::read_write && is_read_only(path))
+    return Error::of(EROFS, "the device is read-only (blockdev --setrw makes it writable, if its disk is)");
   // O_EXCL on a block device refuses one that is mounted or claimed.
   const int flags =
       (access == Access::read_only ? O_RDONLY : O_RDWR) | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0);

@@ -197,6 +197,10 @@ TEST_CASE("a device that holds anything is refused by its name, and taken by for
     CHECK(f.format(options).error().code == EEXIST);
     CHECK(ChunkStore::last_open_message().find("isn't blank") != std::string::npos);
     f.write(4096, "EFI PART", 8);
+    // Asked what it is, by somebody who took it for a store.
+    CHECK(survey_device(f.path).error().code == EMEDIUMTYPE);
+    CHECK(ChunkStore::last_open_message().find("it holds a GPT") != std::string::npos);
+    CHECK(check(f).reason.find("it holds a GPT") != std::string::npos);
     options.overwrite = true;
     REQUIRE(f.format(options).ok());
     CHECK(f.bytes(4096, 8) == std::vector<uint8_t>(8, 0));
@@ -207,12 +211,37 @@ TEST_CASE("a device that holds anything is refused by its name, and taken by for
     options.overwrite = false;
     CHECK(f.format(options).error().code == EEXIST);
     CHECK(ChunkStore::last_open_message().find("of this cluster") != std::string::npos);
+    CHECK(ChunkStore::last_open_message().find("2 targets") != std::string::npos);
     options.cluster[3] ^= 1;
     CHECK(f.format(options).error().code == EEXIST);
     CHECK(ChunkStore::last_open_message().find("of another cluster, cluster 09000000") != std::string::npos);
     f.must_open();
     CHECK(f.get(1) == random_bytes(10'000, 1));
   }
+}
+
+TEST_CASE("looking only refuses what formatting would, and writes nothing") {
+  DeviceFile f;
+  FormatOptions options = DeviceFile::options(0);
+  options.only_look = true;
+  f.write(129, "\0", 1);
+  CHECK(f.format(options).error().code == ENOSPC);
+  CHECK(ChunkStore::last_open_message().find(" 130 bytes") != std::string::npos);
+  REQUIRE(::truncate(f.path.c_str(), static_cast<off_t>(kSize)) == 0);
+  const uint32_t blank = f.sum();
+  CHECK(f.format(options).ok());
+  CHECK(f.sum() == blank);
+  CHECK(survey_device(f.path).error().code == EMEDIUMTYPE);
+  CHECK(ChunkStore::last_open_message().find("it is blank") != std::string::npos);
+  f.write(4096, "EFI PART", 8);
+  CHECK(f.format(options).error().code == EEXIST);
+  // A file that is yet to be made isn't.
+  REQUIRE(::unlink(f.path.c_str()) == 0);
+  options.size_bytes = kMiB;
+  CHECK(f.format(options).error().code == ENOSPC);
+  options.size_bytes = kSize;
+  CHECK(f.format(options).ok());
+  CHECK(::access(f.path.c_str(), F_OK) != 0);
 }
 
 TEST_CASE(

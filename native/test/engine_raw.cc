@@ -3,6 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -169,6 +171,29 @@ TEST_CASE(
     CHECK(report.data_bytes == 1'200'000 + 9000);
     CHECK(report.state.device.block_device);
   }
+}
+
+TEST_CASE("a read-only block device is refused as such before anything is written, and can be looked at") {
+  ffs::testing::LoopDevice loop(file_path(512), kSize, 512);
+  if (skipped(loop)) return;
+  RawStore f(loop.path(), io::Backend::uring);
+  REQUIRE(ChunkStore::format(*f.io, f.path, Harness::format_options()).ok());
+  struct ReadOnly {  // of the number, whoever has it next
+    Fd device;
+    int set(int yes) const { return ::ioctl(device.get(), BLKROSET, &yes); }
+    ~ReadOnly() { (void)set(0); }
+  } read_only{Fd(::open(loop.path().c_str(), O_RDONLY | O_CLOEXEC))};
+  REQUIRE(read_only.set(1) == 0);
+  OpenOptions options;
+  options.cluster = Harness::cluster();
+  CHECK(ChunkStore::open(*f.io, f.path, options).error().code == EROFS);
+  const std::string said = ChunkStore::last_open_message();
+  CHECK(said.starts_with(loop.path() + ": the device is read-only"));
+  CHECK(said.find(loop.path(), 1) == std::string::npos);
+  FormatOptions again = Harness::format_options();
+  again.overwrite = true;
+  CHECK(ChunkStore::format(*f.io, f.path, again).error().code == EROFS);
+  CHECK(check_device(loop.path(), {}).verdict == Verdict::clean);
 }
 
 TEST_CASE("a block device that has another size at the next start") {

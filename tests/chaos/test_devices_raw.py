@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from errno import EROFS
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from chaos_hosts import Loopback
 from chaos_loops import DIRECTORY, Loop
 
 import ffs
-from ffs._native.device import device_check, device_format, device_inspect, device_survey
+from ffs._native.device import device_check, device_discard, device_format, device_inspect, device_survey
 from ffs.cli import main
 from ffs.errors import Busy, Exists, FfsError, InvalidArgument, NotFound
 from storage_server.config import DeviceChoice
@@ -131,9 +132,45 @@ def test_what_is_in_use_is_refused_also_by_force(make_loop: MakeLoop, tmp_path: 
     try:
         with pytest.raises(Busy, match=f"mounted at {tmp_path}"):
             device_format(loop.path, cluster=CLUSTER, targets=[1], force=True)
+        with pytest.raises(Busy, match=f"mounted at {tmp_path}"):  # before the cluster is told of a node
+            survey([DeviceChoice(loop.path, 0)], CLUSTER, format_if_new=True)
     finally:
         subprocess.run(["umount", tmp_path], check=True)
     assert "ext4" in blkid(loop.path) or shutil.which("blkid") is None
+
+
+@pytest.mark.parametrize("formatted", [False, True])
+def test_a_read_only_device_is_called_that(make_loop: MakeLoop, formatted: bool) -> None:
+    loop = make_loop(512)
+    if formatted:
+        device_format(loop.path, cluster=CLUSTER, targets=[1])
+    refusals = [
+        lambda: survey([DeviceChoice(loop.path, 0)], CLUSTER, format_if_new=True),
+        lambda: device_format(loop.path, cluster=CLUSTER, targets=[1], force=True),
+        *([lambda: device_discard(loop.path)] if formatted else []),
+    ]
+    subprocess.run(["blockdev", "--setro", loop.path], check=True)
+    try:
+        for refused in refusals:
+            with pytest.raises(FfsError, match=r"the device is read-only .*blockdev --setrw") as raised:
+                refused()
+            assert raised.value.errno == EROFS
+            assert raised.value.message.count(loop.path) == 1
+    finally:  # it would stay so, for whoever has that number next
+        subprocess.run(["blockdev", "--setrw", loop.path], check=True)
+
+
+def test_the_way_out_of_what_somebody_else_left(make_loop: MakeLoop) -> None:
+    loop = make_loop(512)
+    write(loop.path, 512, b"EFI PART")
+    write(loop.path, 100 << 20, b"old")
+    choice = DeviceChoice(loop.path, 0)
+    with pytest.raises(Exists, match=f"GPT.*blkdiscard -z {loop.path}") as raised:
+        survey([choice], CLUSTER, format_if_new=True)
+    assert "--force" not in raised.value.message
+    subprocess.run(f"wipefs -qa {loop.path} && blkdiscard -z {loop.path}", shell=True, check=True)
+    (plan,) = survey([choice], CLUSTER, format_if_new=True)
+    assert plan.found is None
 
 
 @pytest.mark.parametrize("sector", [512, 4096])
@@ -143,7 +180,11 @@ def test_the_commands(make_loop: MakeLoop, sector: int, capsys: pytest.CaptureFi
     held = loop.allocated()
     line = ["device", "format", loop.path, "--cluster-id", CLUSTER.hex(), "--target", "7", "--target", "9"]
     assert main(line) == 1
-    assert "isn't blank" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "isn't blank" in refused
+    assert f"ffs device format --force {loop.path}" in refused
+    assert main(["device", "inspect", loop.path]) == 1
+    assert "it holds data in the 4 KiB at byte" in capsys.readouterr().err
     assert main([*line, "--force"]) == 0
     if device_survey(loop.path).discard_bytes:
         assert loop.allocated() < held  # all of it was discarded first

@@ -417,6 +417,7 @@ def test_storage_refusals(cluster: Cluster, tmp_path: Path) -> None:
     in_use = node(f"{tmp_path}/device0")
     assert "use" in in_use or "belongs to node node0, which is alive" in in_use
     assert "already runs" in cluster.start_node(0).refused()
+    assert [seen.name for seen in cluster.status().nodes] == ["node0"]  # none of them has left a node behind
     cluster.start_node(8, device=f"{tmp_path}/blank", extra=("--format-if-new",)).ready()
     assert "another --name" in cluster.start_node(9, name="node8").refused()
     assert all(chain.writable for chain in cluster.status().chains)

@@ -52,7 +52,7 @@ typedef struct {
   uint32_t target_count;
   uint32_t force;            /* format over a foreign or used device */
   uint32_t sparse;           /* file-backed: don't write it through once */
-  uint32_t reserved;
+  uint32_t only_look;        /* say what it would refuse, and write nothing */
   uint8_t cluster[16];
   uint8_t device_uuid[16];   /* zero: drawn */
 } ffs_format_options;
@@ -74,8 +74,8 @@ typedef struct {
   uint64_t targets[64];
 } ffs_device_info;
 
-/* Blocking. EBUSY in use, always refused; EEXIST it isn't blank (the line names what it holds; say force);
- * ENOSPC too small (the line says the least size); EINVAL. Nothing half made: the superblocks are written
+/* Blocking. EBUSY in use, EROFS read-only, always refused; EEXIST it isn't blank (the line names what it holds, and
+ * force); ENOSPC too small (the line says the least size); EINVAL. Nothing half made: the superblocks are written
  * last. A block device is discarded whole; with force no older signature is left on it. */
 int ffs_device_format(const char *path, const ffs_format_options *options);
 /* Blocking, reads only, also of a device in use. ENOMEDIUM: no ffs superblock; EBADMSG: damaged; ENOTSUP: a newer
