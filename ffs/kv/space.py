@@ -413,15 +413,16 @@ def _results(
 
 def _no_room(error: QuotaExceeded | NoSpace, chain: int, path: str) -> FfsError:
     """Of which space, and what its owner can do."""
-    evict = f"`ffs space set {path} --evictable yes` lets old blocks go for new ones, but for pinned ones"
     if isinstance(error, QuotaExceeded):
         return QuotaExceeded(
             f"chain {chain} has its share of the space's quota, and nothing on it may go for this block:"
-            f" raise the quota (`ffs space set {path} --quota SIZE`); {evict}",
+            f" raise the quota (`ffs space set {path} --quota SIZE`), or let blocks that aren't pinned go for"
+            f" new ones (`ffs space set {path} --evictable yes`)",
             path,
         )
     return NoSpace(
         f"a device of chain {chain} is full, and nothing on it may go for this block: remove files or spaces"
-        f" there or add a device (`ffs cluster chains` shows where the chain lies); {evict}",
+        " there, add a device (`ffs cluster chains` shows where the chain lies), or let blocks of spaces"
+        " there go for new ones (`ffs space set PATH --evictable yes`)",
         path,
     )
