@@ -149,8 +149,9 @@ void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool 
     const auto fresh = static_cast<uint32_t>(end - samples_.begin());
     const uint32_t may_go = held.pool.feed(std::span(samples_).first(fresh), manager_ms_);
     if (may_go == 0 && fresh == count) {
+      if (count == 0) return;  // what is on its way may go once it is committed
       // A space of which this sample was all, or so many in a row, has nothing that may go.
-      held.fruitless += std::max(count, 1u);
+      held.fruitless += count;
       const bool all_seen = count < engine::EvictionPool::kSamples;
       if (!all_seen && held.fruitless < kFruitless) continue;
       held.fruitless = 0;
@@ -218,6 +219,7 @@ void Evictor::committed(TargetSpaces& target, const ChunkKey& key) {
   engine::ChunkInfo info;
   if (!store_.lookup(target.target(), key, &info) || info.version.none()) return;
   held->expires |= info.attributes.expiry_ms != 0;
+  if ((info.attributes.flags & engine::kFlagPinned) == 0) held->exhausted_until_us = 0;  // this one may go
   const engine::Access access = store_.access(target.target(), key);
   if (!target.leads || !held->policy.evictable || access.previous != 0 || access.last == 0) return;
   const uint32_t before = held->history.recall(key, access.last);

@@ -334,6 +334,35 @@ TEST_CASE("pinned blocks stay: others go for them, and where only they are left 
   CHECK(head.put(302, 64 * kBytes) == EDQUOT);  // more than the quota: nothing could make room
 }
 
+TEST_CASE("a share of few blocks takes any number of puts at a time, while all that it holds is on its way") {
+  constexpr uint32_t kBytes = 256 * 1024;
+  Cluster cluster(cluster_of(3));
+  Blocks head(cluster, 0);
+  uint64_t index = 0;
+  for (const uint64_t blocks : {1, 2, 3}) {
+    CAPTURE(blocks);
+    set(cluster, 3, policy(blocks * kBytes));
+    CHECK(head.put_all(index, index + 100, kBytes, 16) == 0);
+    index += 100;
+    CHECK(use_of(cluster, 0).bytes <= blocks * kBytes);
+  }
+}
+
+TEST_CASE("a share that only pinned blocks fill lets go of the others as soon as there are some") {
+  constexpr uint32_t kBytes = 128 * 1024;
+  Cluster cluster(cluster_of(2));
+  set(cluster, 2, policy(4 * kBytes));
+  Blocks head(cluster, 0);
+  for (uint64_t index = 0; index < 4; index++) REQUIRE(head.put(index, kBytes, wire::kUpdatePin) == 0);
+  REQUIRE(head.put(10, kBytes) == EDQUOT);  // it has been looked through
+  REQUIRE(head.remove(0) == 0);
+  uint32_t code = EDQUOT;
+  for (int i = 0; i < 1000 && code == EDQUOT; i++) code = head.put(11, kBytes);
+  REQUIRE(code == 0);
+  CHECK(head.put_all(20, 60, kBytes, 4) == 0);
+  CHECK(count_present(head, 1, 4) == 3);
+}
+
 TEST_CASE("a space that isn't evictable keeps what it has: over its quota a put gets EDQUOT") {
   constexpr uint32_t kBytes = 128 * 1024;
   Cluster cluster(cluster_of(2));
