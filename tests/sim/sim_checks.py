@@ -256,12 +256,18 @@ class History:
         return max(p for p, state in enumerate(self.chunk(key).states) if not state[0])
 
     def _erase_durable(self, s: Shadow, key: bytes) -> int:
+        """A source says that there is no chunk when that is committed there, or when the oldest pending
+        version is a removal that is certain: one of what is committed, which gets its position here. Never of
+        a later removal, on top of what was written anew since: the source may have both durably, as the only
+        serving member, while the one that is filled has neither, and may be promoted before it gets them."""
         c = self.chunk(key)
-        if c.states[-1][0] and s.adopted in self.versions:
-            latest = max((v for v in c.positions), default=NONE)
-            for (k, v), content in self.contents.items():
-                if k == key and v > latest and not content[0]:
-                    self._certain(s, key, v)  # a removal that waits for this one alone
+        if not c.states[-1][0] or s.adopted not in self.versions:
+            return self._erased(key)
+        newest = next(v for v, position in c.positions.items() if position == len(c.states) - 1)
+        removals = [v for (k, v), content in self.contents.items() if k == key and not content[0]]
+        for version in removals:
+            if self.base_of[key, version] == newest and self._certain(s, key, version) is not None:
+                break
         return self._erased(key)
 
     # ---- loss ---------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import sim_wire as wire
-from sim_bench import KEY, UPDATE, Bench, of
-from sim_wire import Answer, Eviction, Kind, Mutant, Outcome, Sample
+from sim_bench import KEY, SYNC, UPDATE, Bench, of
+from sim_wire import Answer, Eviction, Kind, Mutant, Notice, Outcome, RecordKind, Sample
 
 A = 1  # a client
 
@@ -162,6 +162,47 @@ def test_the_head_goes_with_an_eviction_that_nobody_else_has() -> None:
     b.change([1, 2])
     b.settle()
     assert b.contents() == [b"block"] * 2
+
+
+@pytest.mark.parametrize("evicted", [True, False], ids=["evicted", "removed"])
+def test_a_target_that_was_told_of_an_eviction_serves_before_it_has_what_is_pending_on_it(
+    evicted: bool,
+) -> None:
+    """It was told that there is no chunk, because of the eviction. That isn't the later removal, which
+    nobody but the source has, on top of a write that the target lacks as well."""
+    b = Bench(members=2)
+    b.done(b.write((A, 0, 1), b"block"))
+    b.change([0])
+    b.sync_to_done(1)
+    if evicted:
+        assert order(b, b.nodes[0].sample(KEY)) == Eviction.ORDERED
+    else:
+        b.send(Kind.REMOVE, (A, 3, 1))
+    b.flush(0)
+    anew = b.write((A, 1, 1), b"new")
+    b.flush(0)
+    gone = b.send(Kind.REMOVE, (A, 2, 1))
+    b.flush(0)
+    assert [b.outcome(t) for t in (anew, gone)] == [None, None]
+    b.propose([0, 1])  # the source waits with it for the one transfer, and begins no other
+    b.deliver(of(SYNC, 1))
+    assert RecordKind.ERASE in [r.kind for r in b.shadow(1).tail if r.key == KEY]
+    b.settle()
+    assert [b.outcome(t) for t in (anew, gone)] == [None, None]
+    assert b.shadow(1).durable_position[KEY] == len(b.history.chunk(KEY).states) - 1 == 2
+    b.record([0, 1])
+    b.flush()
+    while not any(m.type == Notice.RESENT for m in b.net):
+        assert b.net
+        b.deliver()
+        b.flush()
+    b.deliver(of(Notice.RESENT, 1))  # overtakes the updates that were sent again
+    assert b.nodes[1].status().serving
+    assert b.outcome(b.read(1)) == Outcome.ABSENT
+    assert b.outcome(anew) is None
+    b.settle()
+    assert [b.outcome(t) for t in (anew, gone)] == [Outcome.OK] * 2
+    assert b.contents() == [None] * 2
 
 
 def test_what_finds_no_room_waits_while_evictions_make_some() -> None:
