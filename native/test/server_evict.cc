@@ -90,7 +90,9 @@ class Blocks {
         sent.push_back(send_put(index++, bytes));
         continue;
       }
-      failed += wait(sent.front()) != 0 ? 1 : 0;
+      const uint32_t code = wait(sent.front());
+      if (code != 0) MESSAGE("a put ends with errno ", code);
+      failed += code != 0 ? 1 : 0;
       sent.pop_front();
     }
     return failed;
