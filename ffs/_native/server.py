@@ -144,7 +144,7 @@ class ShardMetrics:
 @dataclass(frozen=True, slots=True)
 class SpacePolicy:
     """How a chain keeps a space, as ffs_space_policy (ffs.h). quota_bytes: as allocated on one replica, 0 for
-    none; ttl_ms: of blocks that carry no expiry, 0 for none."""
+    none; ttl_ms: the most that blocks get, 0 for none."""
 
     space: int
     chain: int

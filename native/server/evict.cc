@@ -278,6 +278,10 @@ Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t lengt
     // A slot is less than twice as long as what it holds.
     const uint64_t used = use.allocated_bytes + held->staging_bytes + 2 * unseen_bytes;
     if (used + bytes > quota) {
+      // What is on its way is counted twice for moments: whether there is room shows when it has landed.
+      if (!held->policy.evictable && use.allocated_bytes + bytes <= quota) {
+        return refuse(Outcome::over_quota, true);
+      }
       held->wanted_bytes = std::max(held->wanted_bytes, bytes);
       return refuse(Outcome::over_quota, held->policy.evictable && bytes <= quota && !exhausted(*held));
     }

@@ -361,7 +361,7 @@ TEST_CASE("a share that only pinned blocks fill lets go of the others as soon as
   uint32_t code = EDQUOT;
   for (int i = 0; i < 1000 && code == EDQUOT; i++) code = head.put(11, kBytes);
   REQUIRE(code == 0);
-  CHECK(head.put_all(20, 60, kBytes, 4) == 0);
+  CHECK(head.put_all(20, 60, kBytes, 1) == 0);
   CHECK(count_present(head, 1, 4) == 3);
 }
 

@@ -281,7 +281,7 @@ typedef struct {
   uint32_t chain;
   uint32_t flags;
   uint64_t quota_bytes;      /* of the space on that chain, as allocated on one replica; 0: none */
-  uint64_t ttl_ms;           /* of updates that carry no expiry, in manager time; 0: none */
+  uint64_t ttl_ms;           /* the most that updates get, in manager time; 0: none */
 } ffs_space_policy;
 
 /* What a target holds of a space for which there is a policy. The counters begin with the process; only
