@@ -84,9 +84,8 @@ build/test/build.ninja: CMakeLists.txt .stamps/apt
 
 native-test: build/test/build.ninja
 	@ninja -C build/test -j $(JOBS) > .stamps/ninja.log 2>&1 || { tail -50 .stamps/ninja.log; exit 1; }
-	@ctest --test-dir build/test --output-on-failure -j $(JOBS) 2>&1 | tail -15 > .stamps/ctest.log \
-	  ; grep -q '100% tests passed' .stamps/ctest.log && grep 'tests passed' .stamps/ctest.log \
-	  || { ctest --test-dir build/test --rerun-failed --output-on-failure; exit 1; }
+	@ctest --test-dir build/test --output-on-failure > .stamps/ctest.log 2>&1 \
+	  && grep 'tests passed' .stamps/ctest.log || { tail -300 .stamps/ctest.log; exit 1; }
 
 python-test: .stamps/build .stamps/torch
 	@$(PY) -m pytest tests --ignore=tests/tidy
