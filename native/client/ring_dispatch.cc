@@ -267,9 +267,7 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
   if (outcome.detail == Detail::kChecksum) slot.bad_data_count++;
   s.bad_data_count = slot.bad_data_count;
   if (outcome.detail != Detail::kNone) slot.last_detail = outcome.detail;
-  // Without an answer, or the server has stopped waiting for what goes on.
-  if (slot.update && !certainly_not_applied(outcome) &&
-      (outcome.ending != Ending::kReply || outcome.detail == Detail::kDeadline))
+  if (slot.update && !certainly_not_applied(outcome) && outcome.ending != Ending::kReply)
     slot.lost_try = true;
   note_members(slot, outcome, &s);
   const Decision d = decide(s, outcome);
@@ -283,11 +281,6 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
   }
   switch (d.next) {
     case Next::kComplete:
-      // What a create that is sent again finds, of its tag and length, is what it has stored itself.
-      if (slot.sqe.op == FFS_OP_CREATE && slot.lost_try && d.status == EEXIST && d.detail == Detail::kNone &&
-          slot.value == slot.sqe.logical_length) {
-        return finish(index, slot.sqe.length, Detail::kNone, true);
-      }
       return finish(index, -static_cast<int64_t>(d.status), d.detail,
                     outcome.ending == Ending::kReply || !slot.lost_try);
     case Next::kOtherReplica:

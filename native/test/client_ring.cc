@@ -449,42 +449,6 @@ TEST_CASE("whatever an update without an identity is answered, it is sent again 
   }
 }
 
-TEST_CASE("a create that finds what an unanswered try of it has stored, has stored it") {
-  struct Case {
-    bool lost;
-    Detail detail;
-    uint64_t found_bytes;
-    int64_t result;
-  };
-  const Case cases[] = {{true, Detail::kNone, 4096, 4096},            // the connection was lost
-                        {true, Detail::kNone, 4095, -EEXIST},         // somebody else's
-                        {true, Detail::kTagMismatch, 4096, -EEXIST},  // other content
-                        {false, Detail::kNone, 4096, -EEXIST},        // refused the first time: not stored
-                        {false, Detail::kDeadline, 4096, 4096}};      // may have gone on at the server
-  for (const Case& one : cases) {
-    CAPTURE(&one - cases);
-    uint32_t tries = 0;
-    Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-      if (++tries > 1) {
-        const Detail found = one.detail == Detail::kDeadline ? Detail::kNone : one.detail;
-        return Peer::answer_update(c, r.id, EEXIST, found, one.found_bytes);
-      }
-      if (one.lost) return c.socket.reset();
-      if (one.detail == Detail::kDeadline) return Peer::answer_update(c, r.id, ETIMEDOUT, Detail::kDeadline);
-      Peer::answer_update(c, r.id, EAGAIN, Detail::kReissue);
-    });
-    Bench b({&peer});
-    ffs_sqe e = b.sqe(FFS_OP_CREATE, 1, 4096);
-    e.logical_length = 4096;
-    REQUIRE(b.ring->prepare(&e, 1).taken == 1);
-    const auto done = b.complete(1);
-    REQUIRE(done.size() == 1);
-    CHECK(done[0].result == one.result);
-    const auto held = peer.hold();
-    CHECK(tries == 2);
-  }
-}
-
 TEST_CASE("stale routing: the request waits, asks for newer routing, and goes on with the same identity") {
   std::vector<wire::Context> seen;
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
