@@ -8,16 +8,20 @@ it, as a path of the store.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import ffs
+from ffs.cli import main
+from ffs.cli.devcluster.handle import DevCluster
 from ffs.cli.devcluster.state import Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.client.client import Client
 
 DEVICE_BYTES = 6 << 30  # sparse: what is stored counts
+
+Run = Callable[..., tuple[int, str, str]]
 
 _numbers = itertools.count()
 
@@ -46,6 +50,22 @@ def client(address: str) -> Iterator[Client]:
     """A client of the cluster, closed after the test."""
     with ffs.connect(address) as connected:
         yield connected
+
+
+@pytest.fixture
+def run(
+    cluster: Supervisor | DevCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command on the cluster, also on a module's own: (exit status, stdout, stderr)."""
+    monkeypatch.setenv("FFS_CLUSTER", cluster.address)
+
+    def command(*line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(list(line))
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return command
 
 
 @pytest.fixture

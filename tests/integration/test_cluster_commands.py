@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import ffs
-from ffs.cli import main
 from ffs.cli.devcluster import commands
 from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import Client
@@ -42,20 +41,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
     )
     with made:
         yield made
-
-
-@pytest.fixture
-def run(cluster: DevCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command: (exit status, stdout, stderr)."""
-    monkeypatch.setenv("FFS_CLUSTER", cluster.address)
-
-    def command(*line: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(list(line))
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return command
 
 
 def content(number: int) -> bytes:

@@ -12,7 +12,6 @@ import pytest
 
 import ffs
 from ffs import errors
-from ffs.cli import main
 from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import Client
 from ffs.kv import Results, Space, Status
@@ -41,20 +40,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 def client(cluster: DevCluster) -> Iterator[Client]:
     with ffs.connect(cluster.address) as connected:
         yield connected
-
-
-@pytest.fixture
-def run(cluster: DevCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command: (exit status, stdout, stderr)."""
-    monkeypatch.setenv("FFS_CLUSTER", cluster.address)
-
-    def command(*line: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(list(line))
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return command
 
 
 def look(client: Client) -> ClusterReply:
