@@ -66,6 +66,9 @@ def add_commands(commands: Commands) -> None:
         help="two devices a server, for KV blocks and for files, with a chain table each",
     )
     up.add_argument(
+        "--metas", type=count_argument, help="metadata services, over one store on this machine (default: 1)"
+    )
+    up.add_argument(
         "--timeout",
         type=seconds_argument,
         default=int(READY_TIMEOUT_S * 1000),
@@ -100,7 +103,9 @@ def _shape(args: argparse.Namespace) -> Shape:
         nodes = args.nodes or 3
         replicas = args.replicas or min(3, nodes)
         device_bytes = args.device_size or size_argument(DEFAULT_DEVICE)
-        return Shape(nodes, replicas, device_bytes, args.domains or 0, timeout_ms, bool(args.roles))
+        return Shape(
+            nodes, replicas, device_bytes, args.domains or 0, timeout_ms, bool(args.roles), args.metas or 1
+        )
     for option, asked, made in (
         ("--nodes", args.nodes, known.shape.nodes),
         ("--replicas", args.replicas, known.shape.replicas),
@@ -116,7 +121,9 @@ def _shape(args: argparse.Namespace) -> Shape:
             "was made without --roles: leave the option out, or give another --dir", args.dir
         )
     return msgspec.structs.replace(
-        known.shape, failure_timeout_ms=args.failure_timeout or known.shape.failure_timeout_ms
+        known.shape,
+        failure_timeout_ms=args.failure_timeout or known.shape.failure_timeout_ms,
+        metas=args.metas or known.shape.metas,
     )
 
 
@@ -130,6 +137,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         domains=shape.domains,
         failure_timeout_s=shape.failure_timeout_ms / 1000,
         roles=shape.roles,
+        metas=shape.metas,
         timeout_s=args.timeout / 1000,
         until_eof=False,
         say=live.show,

@@ -33,6 +33,7 @@ def launch(
     domains: int = 0,
     failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
     roles: bool = False,
+    metas: int = 1,
     timeout_s: float | None = None,
     until_eof: bool,
     say: Callable[[str], None] = lambda line: None,
@@ -55,6 +56,8 @@ def launch(
         command.append(f"--domains={domains}")
     if roles:
         command.append("--roles")
+    if metas != 1:
+        command.append(f"--metas={metas}")
     if timeout_s is not None:
         command.append(f"--timeout={timeout_s}")
     if until_eof:
@@ -100,9 +103,10 @@ class DevCluster:
         domains: int = 0,
         failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
         roles: bool = False,
+        metas: int = 1,
     ) -> None:
         self.directory = Directory(directory)
-        self._shape = Shape(nodes, replicas, device_bytes, domains, roles=roles)
+        self._shape = Shape(nodes, replicas, device_bytes, domains, roles=roles, metas=metas)
         self._failure_timeout_s = failure_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
@@ -117,6 +121,7 @@ class DevCluster:
             domains=self._shape.domains,
             failure_timeout_s=self._failure_timeout_s,
             roles=self._shape.roles,
+            metas=self._shape.metas,
             until_eof=True,
             say=say,
         )
@@ -137,7 +142,7 @@ class DevCluster:
             process.stdout.close()
 
     def processes(self) -> dict[str, int]:
-        """pid by name: "meta", "node0", ..."""
+        """pid by name: "meta", "meta1", ..., "node0", ..."""
         run = self.directory.read_run()
         if run is None:
             raise NotFound("no cluster runs here", str(self.directory.path))
@@ -155,6 +160,14 @@ class DevCluster:
         """Starts a storage server that was killed or stopped; `fresh`: with an empty device, its identity
         kept. Blocking until it is ready."""
         ask(self.directory, "fresh" if fresh else "start", f"node{index}")
+
+    def kill_meta(self, index: int) -> None:
+        """SIGKILL to one of several metadata services. Blocking until it is gone."""
+        ask(self.directory, "kill", Directory.meta_name(index))
+
+    def start_meta(self, index: int) -> None:
+        """Starts a metadata service that was killed, at its address. Blocking until it serves."""
+        ask(self.directory, "start", Directory.meta_name(index))
 
     def add_node(self) -> str:
         """One more storage server; its name. Blocking until it is ready."""

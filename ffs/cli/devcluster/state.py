@@ -4,8 +4,8 @@ cluster.json   what it is: shape and address; stays when the cluster is down
 run.json       who runs it now: pids with their start times; only while it is up
 control        a socket of the supervisor: `ffs dev` (control.py); only while it is up
 lock           held by the supervisor for as long as it lives
-meta/          the metadata store        node<N>/device   the device of storage server N;
-                                         with roles: device-kv and device-bulk
+meta/          the metadata store, which all metadata services share
+node<N>/       storage server N: device, or with roles device-kv and device-bulk
 log/           one log a process
 """
 
@@ -37,10 +37,11 @@ class Shape(msgspec.Struct, frozen=True):
     domains: int = 0  # node N is in failure domain N modulo this; 0: each is its own
     failure_timeout_ms: int = DEFAULT_FAILURE_TIMEOUT_MS
     roles: bool = False  # each server has a device of role kv and one of role bulk, of device_bytes each
+    metas: int = 1  # metadata services, over one store
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """cluster.json. `address` is the last one, host:port of the metadata service."""
+    """cluster.json. `address` is the last one: host:port of each metadata service, between commas."""
 
     format: int
     shape: Shape
@@ -73,6 +74,11 @@ class Directory:
         self.control = self.path / "control"
         self.log = self.path / "log"
         self.meta = self.path / "meta"
+
+    @staticmethod
+    def meta_name(index: int) -> str:
+        """The process name of a metadata service: meta, meta1, meta2..."""
+        return f"meta{index}" if index else "meta"
 
     def node(self, index: int) -> Path:
         return self.path / f"node{index}"

@@ -64,6 +64,8 @@ def check_shape(shape: Shape) -> None:
         )
     if shape.nodes > 64:
         raise InvalidArgument(f"--nodes {shape.nodes}: a development cluster has at most 64")
+    if not 1 <= shape.metas <= 8:
+        raise InvalidArgument(f"--metas {shape.metas}: give 1 to 8")
     if not 0 <= shape.domains <= shape.nodes:
         raise InvalidArgument(f"--domains {shape.domains}: give at most --nodes {shape.nodes}")
     if not 200 <= shape.failure_timeout_ms <= 600_000:
@@ -162,17 +164,18 @@ class Supervisor:
             if known.format > FORMAT:
                 raise InvalidArgument("was made by a newer ffs: update this one", str(directory.path))
             self._shape = msgspec.structs.replace(
-                known.shape, failure_timeout_ms=self._shape.failure_timeout_ms
+                known.shape, failure_timeout_ms=self._shape.failure_timeout_ms, metas=self._shape.metas
             )
         directory.log.mkdir(exist_ok=True)
         deadline = time.monotonic() + self._ready_timeout_s
-        self._say("starting the metadata service")
-        self.address = self._start_metadata(known.address if known else "", deadline)
+        metas = self._shape.metas
+        self._say("starting " + ("the metadata service" if metas == 1 else f"{metas} metadata services"))
+        self._start_metadata(known.address if known else "", deadline)
         self._say(f"starting {plural(self._shape.nodes, 'storage server')}")
         for index in range(self._shape.nodes):
             self._start_storage(index)
         for index in range(self._shape.nodes):
-            wait_file(self._children[index + 1], self._ready_file(f"node{index}"), deadline)
+            wait_file(self._children[metas + index], self._ready_file(f"node{index}"), deadline)
         self._make_tables(deadline)
         status = self._wait_serving(deadline, should_stop, old=known is not None)
         self._cluster = status.cluster.hex()
@@ -199,12 +202,23 @@ class Supervisor:
         self._children.append(child)
         return child
 
-    def _start_metadata(self, last_address: str, deadline: float) -> str:
+    def _start_metadata(self, last_address: str, deadline: float) -> None:
+        """All metadata services, at the addresses of last time where those are free. The first makes the
+        store what it is before the others come."""
         self.directory.meta.mkdir(exist_ok=True)
-        ready = self._ready_file("meta")
-        listen = commands.free_address(last_address)
+        last = last_address.split(",")
+        addresses = []
+        for index in range(self._shape.metas):
+            listen = commands.free_address(last[index] if index < len(last) else "")
+            addresses.append(self._start_meta(index, listen, deadline))
+        self.address = ",".join(addresses)
+
+    def _start_meta(self, index: int, listen: str, deadline: float) -> str:
+        """One metadata service; its address. Blocking until it serves."""
+        name = Directory.meta_name(index)
+        ready = self._ready_file(name)
         command = commands.metadata(self.directory.meta, listen, ready, self._shape.failure_timeout_ms)
-        child = self._spawn("meta", command)
+        child = self._spawn(name, command)
         return commands.ready_address(wait_file(child, ready, deadline))
 
     def _start_storage(self, index: int) -> Child:
@@ -311,6 +325,10 @@ class Supervisor:
     def _do(self, verb: str, node: str) -> str:
         if verb == "add":
             return self.add_node()
+        metas = [Directory.meta_name(index) for index in range(self._shape.metas)]
+        if node in metas and len(metas) > 1:
+            self._do_meta(verb, metas.index(node))
+            return node
         match = re.fullmatch(r"node([0-9]+)", node)
         if match is None or int(match[1]) >= self._shape.nodes:
             raise NotFound(f"no node {node} here: there are node0 to node{self._shape.nodes - 1}")
@@ -325,18 +343,43 @@ class Supervisor:
             raise InvalidArgument(f"the supervisor can't {verb}")
         return node
 
+    def _do_meta(self, verb: str, index: int) -> None:
+        if verb == "kill":
+            self.kill_meta(index)
+        elif verb == "stop":
+            self._end(Directory.meta_name(index), lambda child: stop_children([child], STOP_TIMEOUT_S))
+        elif verb == "start":
+            self.start_meta(index)
+        else:
+            raise InvalidArgument("a metadata service has no device: start it without --fresh")
+
+    def kill_meta(self, index: int) -> None:
+        """SIGKILL to a metadata service. Blocking until it is gone; Busy if it doesn't run."""
+        self._end(Directory.meta_name(index), lambda child: child.popen.kill())
+
+    def start_meta(self, index: int) -> None:
+        """Starts a metadata service that was killed or stopped, at its address. Blocking until it serves;
+        Busy if it runs."""
+        name = Directory.meta_name(index)
+        if self._running(name) is not None:
+            raise Busy(f"{name} runs: stop it first")
+        self._children = [child for child in self._children if child.name != name]
+        self._dead.discard(name)
+        self._start_meta(index, self.address.split(",")[index], time.monotonic() + READY_TIMEOUT_S)
+        self._write_files()
+
     def kill_node(self, index: int) -> None:
         """SIGKILL to a storage server. Blocking until it is gone; Busy if it doesn't run."""
-        self._end_node(index, lambda child: child.popen.kill())
+        self._end(f"node{index}", lambda child: child.popen.kill())
 
     def stop_node(self, index: int) -> None:
         """SIGTERM: a clean stop. Blocking until it is gone; Busy if it doesn't run."""
-        self._end_node(index, lambda child: stop_children([child], STOP_TIMEOUT_S))
+        self._end(f"node{index}", lambda child: stop_children([child], STOP_TIMEOUT_S))
 
-    def _end_node(self, index: int, end: Callable[[Child], object]) -> None:
-        child = self._running(index)
+    def _end(self, name: str, end: Callable[[Child], object]) -> None:
+        child = self._running(name)
         if child is None:
-            raise Busy(f"node{index} doesn't run: start it with ffs dev start node{index}")
+            raise Busy(f"{name} doesn't run: start it with ffs dev start {name}")
         self._dead.add(child.name)  # it isn't news
         end(child)
         child.popen.wait()
@@ -346,7 +389,7 @@ class Supervisor:
     def start_node(self, index: int, *, fresh: bool = False) -> None:
         """Starts a storage server that was killed or stopped; `fresh`: with an empty device in the old one's
         place, its identity kept. Blocking until it is ready; Busy if it runs."""
-        if self._running(index) is not None:
+        if self._running(f"node{index}") is not None:
             raise Busy(f"node{index} runs: stop it first")
         self._children = [child for child in self._children if child.name != f"node{index}"]
         if fresh:
@@ -373,9 +416,9 @@ class Supervisor:
             raise
         self._write_files()
 
-    def _running(self, index: int) -> Child | None:
+    def _running(self, name: str) -> Child | None:
         for child in self._children:
-            if child.name == f"node{index}" and child.popen.poll() is None:
+            if child.name == name and child.popen.poll() is None:
                 return child
         return None
 
@@ -403,7 +446,9 @@ class Supervisor:
             return
         children, self._children = self._children, []
         running = [child for child in children if child.popen.poll() is None]
-        killed = stop_children(children[1:], STOP_TIMEOUT_S) + stop_children(children[:1], STOP_TIMEOUT_S)
+        metas = [child for child in children if child.name.startswith("meta")]
+        nodes = [child for child in children if child not in metas]
+        killed = stop_children(nodes, STOP_TIMEOUT_S) + stop_children(metas, STOP_TIMEOUT_S)
         for child in running:
             if child.name in killed:
                 self._say(f"{child.name} didn't end within {STOP_TIMEOUT_S:.0f} s and was killed")
