@@ -210,7 +210,7 @@ def test_another_manager_goes_on(cluster: DevCluster, run: Run, stored: str, tmp
     os.kill(cluster.processes()["meta"], signal.SIGKILL)
     ready = tmp_path / "ready"
     store = cluster.directory.meta
-    line = commands.metadata(store, cluster.address, ready, int(FAILURE_TIMEOUT_S * 1000))
+    line = commands.metadata(f"lmdb://{store}", cluster.address, ready, int(FAILURE_TIMEOUT_S * 1000))
     log = (tmp_path / "log").open("wb")
     with log, subprocess.Popen(line, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}) as second:
         try:

@@ -10,10 +10,11 @@ from pathlib import Path
 from ffs.errors import ProtocolError
 
 
-def metadata(store: Path, listen: str, ready: Path, failure_timeout_ms: int) -> list[str]:
+def metadata(store: str, listen: str, ready: Path, failure_timeout_ms: int) -> list[str]:
+    """`store`: a URL of metadata.kv.open_store."""
     return [
         *_module("metadata.server"),
-        f"--store=lmdb://{store}",
+        f"--store={store}",
         f"--listen={listen}",
         f"--ready-file={ready}",
         f"--failure-timeout-ms={failure_timeout_ms}",

@@ -84,10 +84,16 @@ class Supervisor:
     within `hold`."""
 
     def __init__(
-        self, directory: Directory, shape: Shape, say: Say, ready_timeout_s: float = READY_TIMEOUT_S
+        self,
+        directory: Directory,
+        shape: Shape,
+        say: Say,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+        store: str = "",
     ) -> None:
         """`shape` counts for a new directory only; `say` gets one line a step; `ready_timeout_s`: how long
-        `start` waits for all chains to serve."""
+        `start` waits for all chains to serve; `store`: URL of the metadata store, "": LMDB in the directory."""
+        self._store = store or f"lmdb://{directory.meta}"
         self._ready_timeout_s = ready_timeout_s
         self.directory = directory
         self._shape = shape
@@ -217,7 +223,7 @@ class Supervisor:
         """One metadata service; its address. Blocking until it serves."""
         name = Directory.meta_name(index)
         ready = self._ready_file(name)
-        command = commands.metadata(self.directory.meta, listen, ready, self._shape.failure_timeout_ms)
+        command = commands.metadata(self._store, listen, ready, self._shape.failure_timeout_ms)
         child = self._spawn(name, command)
         return commands.ready_address(wait_file(child, ready, deadline))
 
