@@ -92,7 +92,8 @@ class Supervisor:
         store: str = "",
     ) -> None:
         """`shape` counts for a new directory only; `say` gets one line a step; `ready_timeout_s`: how long
-        `start` waits for all chains to serve; `store`: URL of the metadata store, "": LMDB in the directory."""
+        `start` waits for all chains to serve; `store`: URL of the metadata store, "": LMDB in the
+        directory."""
         self._store = store or f"lmdb://{directory.meta}"
         self._ready_timeout_s = ready_timeout_s
         self.directory = directory
