@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 total=${FFS_SOAK_SECONDS:-3600}
-export FFS_SOAK_SECONDS=$((total / 5))
+export FFS_SOAK_SECONDS=$((total / 6))
 python=.venv/bin/python
 
 # Runs a command with a new seed each time until its share is over: until_over COMMAND... (SEED is appended).
@@ -25,7 +25,10 @@ echo "soak: the engine under crashes, under faults of its device, and beside its
 FFS_SOAK_SECONDS=$((FFS_SOAK_SECONDS / 3)) ./build/test/test_engine --test-case='crash soak*'
 
 echo "soak: the namespace against its models, $FFS_SOAK_SECONDS s"
-FFS_TEST_SCALE=5 until_over $python -m pytest tests/model -p no:cacheprovider --hypothesis-seed
+FFS_TEST_SCALE=5 until_over $python -m pytest tests/model/test_namespace_machine.py -p no:cacheprovider --hypothesis-seed
+
+echo "soak: a client while metadata services are killed, against the model, $FFS_SOAK_SECONDS s"
+FFS_FAILOVER_SECONDS=$FFS_SOAK_SECONDS $python -m pytest tests/model/test_failover.py
 
 echo "soak: the decoders, $FFS_SOAK_SECONDS s"
 FFS_SOAK_SECONDS=$((FFS_SOAK_SECONDS / 3))

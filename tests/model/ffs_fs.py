@@ -178,9 +178,7 @@ class FfsFs:
         def visit(path: bytes, attrs: meta.Attributes) -> None:
             out.append((path, describe(attrs), seen.setdefault(attrs.ino, len(seen))))
             if attrs.type == FILE:
-                assert attrs.layout is not None
-                end = self.chains.end(attrs.ino, attrs.layout.chunk_size)
-                assert end <= attrs.length, f"{path!r}: chunks up to {end}, length {attrs.length}"
+                self.check_chunks(path, attrs)
             if attrs.type != DIRECTORY:
                 return
             page = self.call(meta.ReadDir(ino=attrs.ino, limit=1000, attributes=True))
@@ -190,6 +188,12 @@ class FfsFs:
 
         visit(b"/", self.call(meta.Stat(path=b"/")).attributes)
         return out
+
+    def check_chunks(self, path: bytes, attrs: meta.Attributes) -> None:
+        """No chunk reaches beyond the file's length."""
+        assert attrs.layout is not None
+        end = self.chains.end(attrs.ino, attrs.layout.chunk_size)
+        assert end <= attrs.length, f"{path!r}: chunks up to {end}, length {attrs.length}"
 
     def collect(self) -> None:
         """Works off all that was removed."""
