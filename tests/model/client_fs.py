@@ -1,4 +1,4 @@
-"""A client of a real cluster under the calls of posix_model.ModelFs: its session, slots, retries and data path.
+"""A client of a real cluster under the calls of posix_model.ModelFs: session, slots, retries, data path.
 
 One client asks for all users: the credentials are set before each call."""
 

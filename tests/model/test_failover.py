@@ -1,5 +1,5 @@
-"""Metadata services hold no state: with each of three killed in turn in the middle of operations, a client sees
-what the model says, results and errnos, and nothing is left behind in the store or on the chains."""
+"""Metadata services hold no state: with each of three killed in turn in the middle of operations, a client
+sees what the model says, results and errnos, and nothing is left behind in the store or on the chains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
