@@ -23,6 +23,7 @@ KV_SPACE: Final = 4
 # Inode flags.
 FLAG_REMOVED: Final = 1  # a directory taken out of the tree: nothing may be made in it any more
 FLAG_TABLE_SET: Final = 2  # a directory's layout was chosen for it, not inherited
+FLAG_XATTR: Final = 4  # it has, or once had, extended attributes
 
 ROOT_INO: Final = 1
 
@@ -57,6 +58,7 @@ class Inode(Struct, array_like=True, gc=False, kw_only=True):
     layout: Layout | None = None
     target: bytes = b""  # symlinks
     kv: KvParams | None = None
+    quota: int = 0  # the quota directory that accounts for it; a quota directory names itself
 
 
 class Dirent(Struct, array_like=True, gc=False):

@@ -141,6 +141,13 @@ def test_missing_trailing_fields_get_their_defaults() -> None:
     assert request == meta.Stat(client=7, slot=1, sequence=1)
 
 
+@pytest.mark.parametrize("name", list(golden()["before"]))
+def test_what_earlier_releases_wrote_is_read(name: str) -> None:
+    value = RECORDS.get(name) or MESSAGES[name]
+    for data in golden()["before"][name]:
+        assert msgspec.msgpack.decode(bytes.fromhex(data), type=type(value)) == value
+
+
 @pytest.mark.parametrize("name", list(KEYS))
 def test_keys(name: str) -> None:
     assert KEYS[name].hex() == golden()["keys"][name]
@@ -200,11 +207,18 @@ def test_the_worked_example_of_the_docs() -> None:
         assert data.hex() in shown
     assert msgspec.msgpack.encode(records.Dirent(1, 17409, 2)).hex() in shown
     assert "95 01 01 cd 44 01 ce 00 10 00 00 00" in block
-    assert msgspec.msgpack.encode(inode).hex().endswith("9501" + "01cd4401ce00100000" + "00c400c0")
+    assert msgspec.msgpack.encode(inode).hex().endswith("9501" + "01cd4401ce00100000" + "00c400c000")
 
 
 def make_golden() -> None:
-    """Writes the file; only for new entries, never to change one."""
+    """Writes the file; only for new entries and for appended fields: then the bytes that were go to `before`,
+    so that they are read for ever."""
+    known = golden()
+    before: dict[str, list[str]] = known["before"]
+    for name, value in [*RECORDS.items(), *MESSAGES.items()]:
+        was = known["records" if name in RECORDS else "messages"].get(name)
+        if was is not None and was != msgspec.msgpack.encode(value).hex():
+            before.setdefault(name, []).append(was)
     data = {
         "records": {name: msgspec.msgpack.encode(value).hex() for name, value in RECORDS.items()},
         "messages": {name: msgspec.msgpack.encode(value).hex() for name, value in MESSAGES.items()},
@@ -212,6 +226,7 @@ def make_golden() -> None:
         "capability": encode_capability(
             Capability(1, 3, 2**63, 17409, 4, 600_000, 99, 0, bytes(range(32)))
         ).hex(),
+        "before": before,
     }
     GOLDEN.write_text(json.dumps(data, indent=1) + "\n")
 
