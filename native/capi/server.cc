@@ -112,6 +112,10 @@ int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
   if (config.sync_share_percent > 100) {
     return fail(EINVAL, "server: sync_share_percent is %u; at most 100", options.sync_share_percent);
   }
+  if (options.peer_key != nullptr) {
+    config.peers_prove = config.signed_capabilities = true;
+    std::memcpy(config.peer_key.data(), options.peer_key, config.peer_key.size());
+  }
   if (options.max_ops > 65536) return fail(EINVAL, "server: max_ops is %u; at most 65536", options.max_ops);
   ffs::server::set_log_level(options.log_level);
   auto made = std::make_unique<ffs_server>(config);
@@ -215,6 +219,21 @@ uint64_t ffs_clock_ms(void) {
 int ffs_server_lease(ffs_server* server, uint64_t until_ms) {
   if (server == nullptr) return fail(EINVAL, "lease: no server");
   server->server.lease(until_ms);
+  return 0;
+}
+
+int ffs_server_set_keys(ffs_server* server, const ffs_signing_key* keys, uint32_t count) {
+  constexpr uint32_t kMostKeys = 8;
+  if (server == nullptr || (keys == nullptr && count > 0) || count > kMostKeys) {
+    return fail(EINVAL, "set keys: a server and at most %u keys are needed", kMostKeys);
+  }
+  std::vector<ffs::server::SigningKey> all(count);
+  for (uint32_t i = 0; i < count; i++) {
+    if (keys[i].id == 0) return fail(EINVAL, "set keys: a key's id isn't 0");
+    all[i].id = keys[i].id;
+    std::memcpy(all[i].secret.data(), keys[i].secret, sizeof keys[i].secret);
+  }
+  server->server.set_keys(all);
   return 0;
 }
 

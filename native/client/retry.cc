@@ -49,9 +49,10 @@ Decision on_reply(const Situation& s, const TryOutcome& o) {
     case Detail::kCorrupt:
       return damaged(s);
     case Detail::kExpired:
+    case Detail::kUnknownKey:  // it was rotated away, or the server hasn't heard of it yet
       return {Next::kAwaitCapability, 0, 0, Detail::kNone};
     case Detail::kNoCapability:
-      if (s.capability_sent_again) return complete(EPERM, Detail::kNoCapability);
+      if (s.capability_sent_again) return complete(o.status, Detail::kNoCapability);
       return {Next::kSendCapability, 0, 0, Detail::kNone};
     case Detail::kNoRegion:
       return {Next::kRegister, 0, 0, Detail::kNone};
@@ -65,6 +66,11 @@ Decision on_reply(const Situation& s, const TryOutcome& o) {
     case Detail::kWrongCluster:
     case Detail::kVersion:
     case Detail::kBadFrame:
+    case Detail::kForged:
+    case Detail::kOtherSpace:
+    case Detail::kMissingRight:
+    case Detail::kUnsigned:
+    case Detail::kUnproved:
       break;
   }
   if (o.status == EAGAIN) return {Next::kAgain, pause, 0, Detail::kNone};
@@ -108,6 +114,11 @@ bool certainly_not_applied(const TryOutcome& o) {
     case Detail::kBusy:
     case Detail::kNoCapability:
     case Detail::kExpired:
+    case Detail::kForged:
+    case Detail::kUnknownKey:
+    case Detail::kOtherSpace:
+    case Detail::kMissingRight:
+    case Detail::kUnsigned:
     case Detail::kNoRegion:
     case Detail::kReissue:
     case Detail::kChecksum:

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "fuzz/fuzz.h"
+#include "net/peer_proof.h"
 #include "net/shared_memory.h"
 #include "net/socket.h"
 #include "server/log.h"
@@ -26,10 +27,12 @@ using wire::Type;
 namespace {
 
 constexpr uint64_t kTarget = 5, kClient = 9, kSpace = 7;
+constexpr net::MacKey kKey = {4, 2};
 
 class Victim {
  public:
-  Victim() {
+  // With `secret`: servers must prove it, capabilities must be signed.
+  explicit Victim(bool secret) : secret_(secret) {
     char name[] = "/tmp/ffs-fuzz-XXXXXX";
     dir_ = ::mkdtemp(name);
     const std::string device = dir_ + "/device";
@@ -52,10 +55,13 @@ class Victim {
     config.pool_bytes = 1;
     config.max_ops = 64;
     config.failure_timeout_ms = 500;  // a short wait at the start
+    config.peers_prove = config.signed_capabilities = secret;
+    config.peer_key = kKey;
     server_ = std::make_unique<server::Server>(config);
     server::Failure failure;
     shard_ = server_->add_device(device, &failure);
     FFS_CHECK(shard_ != nullptr);
+    server_->set_keys({{1, kKey}});
     FFS_CHECK(server_->start() == 0);
     for (const bool proposed : {true, false}) {
       server::Routing routing;
@@ -148,6 +154,10 @@ class Victim {
     capability.kind = 2;
     capability.rights = 7;
     capability.client = kClient;
+    capability.expiry_ms = UINT64_MAX;
+    capability.key_id = 1;
+    const net::Mac mac = net::capability_mac(kKey, capability);
+    std::memcpy(capability.mac, mac.data(), sizeof capability.mac);
     wire::OpenCapability open{1, 0};
     connection.queue.push(Type::kOpenCapability, 2, open,
                           net::Bytes(reinterpret_cast<const uint8_t*>(&capability), sizeof capability));
@@ -162,7 +172,34 @@ class Victim {
     hello.incarnation = 1;
     hello.role = static_cast<uint8_t>(wire::Role::kServer);
     hello.version_min = hello.version_max = wire::kProtocolVersion;
-    connection.queue.push(Type::kHello, 1, hello);
+    if (!secret_) return connection.queue.push(Type::kHello, 1, hello);
+    wire::ServerHello proving{hello, {1, 2, 3}};
+    connection.queue.push(Type::kHello, 1, proving);
+    flush(connection);
+    const wire::ServerHelloReply reply = answer(connection);
+    // Every fourth one doesn't prove it: what follows must be looked at by nobody.
+    if (attacks_ % 4 == 3) return;
+    wire::PeerProof proof{};
+    const net::Mac mac = net::peer_proof(kKey, net::Side::kAsker, proving, reply);
+    std::memcpy(proof.proof, mac.data(), sizeof proof.proof);
+    connection.queue.push(Type::kPeerProof, 0, proof);
+  }
+  wire::ServerHelloReply answer(net::Connection& connection) {
+    for (int turns = 0; turns < 30000; turns++) {
+      net::Frame frame;
+      if (connection.reader.next(&frame) == net::FrameReader::Next::kFrame) {
+        FFS_CHECK(frame.type == Type::kHelloReply);
+        const auto reply = frame.as<wire::ServerHelloReply>();
+        FFS_CHECK(reply.reply.status == 0);
+        return reply;
+      }
+      auto got = connection.receive();
+      FFS_CHECK(got.ok() || got.error().code == EAGAIN);
+      pollfd one{connection.socket.get(), POLLIN, 0};
+      (void)::poll(&one, 1, 1);
+    }
+    FFS_CHECK(false && "hello of a server gets no answer");
+    return {};
   }
   void flush(net::Connection& connection) {
     std::vector<uint64_t> released;
@@ -177,12 +214,13 @@ class Victim {
   std::unique_ptr<server::Server> server_;
   server::Shard* shard_ = nullptr;
   Fd memory_;
+  bool secret_;
   uint64_t attacks_ = 0;
 };
 
-Victim& victim() {
-  static Victim one;
-  return one;
+Victim& victim(bool secret) {
+  static Victim open(false), closed(true);
+  return secret ? closed : open;
 }
 
 // Rights the checksums as far as the lengths can be followed; a stream ends where they can't.
@@ -293,7 +331,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   std::vector<uint8_t> stream(data + 1, data + size);
   repair(stream);
-  victim().attack(stream.data(), stream.size(), data[0] % 2 == 0, data[0] / 2 % 2 == 1);
+  victim(data[0] / 4 % 2 == 1).attack(stream.data(), stream.size(), data[0] % 2 == 0, data[0] / 2 % 2 == 1);
   return 0;
 }
 
@@ -344,9 +382,27 @@ std::vector<std::vector<uint8_t>> fuzz::seeds() {
   last.context = context();
   last.space = kSpace;
   queue.push(Type::kLastChunk, 2, last);
+  wire::ListChunks list{};
+  list.context = context();
+  list.count = wire::kMaxListEntries;
+  list.flags = wire::kListSpacesOnly;
+  queue.push(Type::kListChunks, 5, list);
   queue.push(Type::kCloseCapability, 0, wire::OpenCapability{1, 0});
   queue.push(Type::kRegisterRegion, 4, wire::RegisterRegion{4, 4096, 0, 0, 0});
   out.push_back(taken(queue));
-  for (std::vector<uint8_t>& stream : servers_seeds()) out.push_back(std::move(stream));
+  wire::Capability capability{};
+  capability.version = 1;
+  capability.rights = 7;
+  capability.client = kClient;
+  capability.key_id = 1;
+  queue.push(Type::kOpenCapability, 1, wire::OpenCapability{2, 0},
+             net::Bytes(reinterpret_cast<const uint8_t*>(&capability), sizeof capability));
+  queue.push(Type::kPeerProof, 0, wire::PeerProof{});
+  out.push_back(taken(queue, 4));
+  for (std::vector<uint8_t>& stream : servers_seeds()) {
+    out.push_back(stream);
+    stream[0] = 6;  // the same where there is a secret
+    out.push_back(std::move(stream));
+  }
   return out;
 }

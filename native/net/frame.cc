@@ -69,6 +69,8 @@ uint32_t min_fixed_bytes(Type type) {
       return sizeof(wire::StatusReply);
     case Type::kPong:
       return sizeof(wire::StatusReply);
+    case Type::kPeerProof:
+      return sizeof(wire::PeerProof);
     case Type::kRead:
       return sizeof(wire::Read);
     case Type::kReadReply:
@@ -85,6 +87,10 @@ uint32_t min_fixed_bytes(Type type) {
       return sizeof(wire::LastChunk);
     case Type::kLastChunkReply:
       return sizeof(wire::LastChunkReply);
+    case Type::kListChunks:
+      return sizeof(wire::ListChunks);
+    case Type::kListChunksReply:
+      return sizeof(wire::ListChunksReply);
     case Type::kForward:
       return sizeof(wire::Forward);
     case Type::kNotice:

@@ -2,6 +2,7 @@
 // decided there.
 #include <cstring>
 
+#include "net/peer_proof.h"
 #include "net/version.h"
 #include "server/log.h"
 #include "server/shard.h"
@@ -24,6 +25,7 @@ bool Shard::dispatch(Session& session, const net::Frame& frame) {
     return true;
   }
   if (session.from_server) {
+    if (!session.proved) return take_peer_proof(session, frame);
     if (frame.type == Type::kForward) return on_forward(session, frame);
     if (frame.type == Type::kSync) return on_sync(session, frame);
     if (frame.type == Type::kNotice) {
@@ -63,6 +65,8 @@ bool Shard::dispatch(Session& session, const net::Frame& frame) {
       return on_exists(session, frame);
     case Type::kLastChunk:
       return on_last_chunk(session, frame);
+    case Type::kListChunks:
+      return on_list_chunks(session, frame);
     default:
       metrics_.frame_errors++;
       close_session(session, "a client sent a frame that isn't a client's");
@@ -91,7 +95,18 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
     reply.status = EPROTO;
     reply.detail = static_cast<uint32_t>(Detail::kVersion);
   }
-  session.connection.queue.push(Type::kHelloReply, frame.request_id, reply);
+  const bool peer = hello.role == static_cast<uint8_t>(wire::Role::kServer);
+  if (peer && reply.status == 0 &&
+      config_.peers_prove != net::has_nonce(frame.as<wire::ServerHello>().nonce)) {
+    reply.status = EACCES;
+    reply.detail = static_cast<uint32_t>(Detail::kUnproved);
+  }
+  if (peer && reply.status == 0 && config_.peers_prove) {
+    on_peer_hello(session, frame, reply);
+  } else {
+    session.connection.queue.push(Type::kHelloReply, frame.request_id, reply);
+    session.proved = true;
+  }
   if (reply.status != 0) {
     (void)session.connection.flush(&released_);  // the last word; if it doesn't go out, closing says it
     close_session(session, "hello refused");
@@ -100,9 +115,35 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
   session.connection.reader.speak(reply.version);
   session.connection.queue.speak(reply.version);
   session.hello = true;
-  session.from_server = hello.role == static_cast<uint8_t>(wire::Role::kServer);
+  session.from_server = peer;
   session.client = ClientId(hello.client);
   list_to_flush(session);
+}
+
+// A server of a cluster with a secret: our proof goes with the reply, its proof must be the next frame.
+void Shard::on_peer_hello(Session& session, const net::Frame& frame, const wire::HelloReply& reply) {
+  const auto hello = frame.as<wire::ServerHello>();
+  wire::ServerHelloReply answer{};
+  answer.reply = reply;
+  FFS_CHECK(net::random_bytes(answer.nonce));
+  const net::Mac ours = net::peer_proof(config_.peer_key, net::Side::kServer, hello, answer);
+  std::memcpy(answer.proof, ours.data(), sizeof answer.proof);
+  session.expected_proof = net::peer_proof(config_.peer_key, net::Side::kAsker, hello, answer);
+  session.proved = false;
+  session.connection.queue.push(Type::kHelloReply, frame.request_id, answer);
+}
+
+bool Shard::take_peer_proof(Session& session, const net::Frame& frame) {
+  if (frame.type == Type::kPeerProof &&
+      net::same_mac(session.expected_proof, frame.as<wire::PeerProof>().proof)) {
+    session.proved = true;
+    return true;
+  }
+  metrics_.frame_errors++;
+  log(LogLevel::kWarning, "shard %u: a server that connected doesn't prove the cluster's secret",
+      config_.number);
+  close_session(session, "it doesn't prove the cluster's secret");
+  return false;
 }
 
 void Shard::on_open_capability(Session& session, const net::Frame& frame) {
@@ -115,26 +156,46 @@ void Shard::on_open_capability(Session& session, const net::Frame& frame) {
   std::memcpy(&capability, frame.var.data(), sizeof capability);
   if (capability.version == 0 || capability.client != session.client.value || open.handle == 0 ||
       session.capabilities.size() >= kMostCapabilities) {
-    return push_status(session, Type::kOpenCapabilityReply, frame.request_id, EPERM, Detail::kNoCapability);
+    return push_status(session, Type::kOpenCapabilityReply, frame.request_id, EACCES, Detail::kNoCapability);
   }
-  session.capabilities[open.handle] = capability;
+  // One that isn't genuine is kept, so that requests which name it are told why they are refused.
+  const Detail fault = authority_.fault(capability);
+  session.capabilities[open.handle] = {capability, fault};
+  if (fault != Detail::kNone) {
+    return push_status(session, Type::kOpenCapabilityReply, frame.request_id, EACCES, fault);
+  }
   push_status(session, Type::kOpenCapabilityReply, frame.request_id, 0, Detail::kNone, open.handle);
+}
+
+void Shard::set_keys(const std::vector<SigningKey>& keys) {
+  (void)call([this, &keys] {
+    authority_.set_keys(keys);
+    for (uint32_t slot = 0; slot < sessions_.size(); slot++) {
+      for (auto& [handle, opened] : sessions_.at(slot)->capabilities) {
+        opened.fault = authority_.fault(opened.capability);
+      }
+    }
+  });
 }
 
 // Expiry is judged at the last contact with the manager: a capability that was good then stays so
 // while no manager is there (shared rules in docs/wire_format.md, Connection frames).
 Outcome Shard::authority(const Session& session, const wire::Context& context, uint64_t space,
                          uint32_t rights, uint32_t* detail) const {
-  *detail = static_cast<uint32_t>(Detail::kNoCapability);
-  auto found = session.capabilities.find(context.capability);
-  if (found == session.capabilities.end()) return Outcome::denied;
-  const wire::Capability& capability = found->second;
-  if (context.client != 0 && context.client != session.client.value) return Outcome::denied;
-  if (capability.kind != 2 && capability.space != space) return Outcome::denied;
-  if ((capability.rights & rights) != rights) return Outcome::denied;
-  if (capability.expiry_ms != 0 && capability.expiry_ms <= manager_ms_) {
-    *detail = static_cast<uint32_t>(Detail::kExpired);
+  const auto refused = [detail](Detail why) {
+    *detail = static_cast<uint32_t>(why);
     return Outcome::denied;
+  };
+  auto found = session.capabilities.find(context.capability);
+  if (found == session.capabilities.end()) return refused(Detail::kNoCapability);
+  const wire::Capability& capability = found->second.capability;
+  if (context.client != 0 && context.client != session.client.value) return refused(Detail::kNoCapability);
+  if (found->second.fault != Detail::kNone) return refused(found->second.fault);
+  if (capability.kind != 2 && capability.space != space) return refused(Detail::kOtherSpace);
+  if ((capability.rights & rights) != rights) return refused(Detail::kMissingRight);
+  // An unsigned one may have no expiry: whoever can make it up needs none.
+  if ((capability.expiry_ms != 0 || config_.signed_capabilities) && capability.expiry_ms <= manager_ms_) {
+    return refused(Detail::kExpired);
   }
   return Outcome::ok;
 }
@@ -369,6 +430,35 @@ bool Shard::on_last_chunk(Session& session, const net::Frame& frame) {
   event_.space = ask.space;
   event_.deadline_ms = deadline(ask.context.deadline_ms);
   event(*target, [&](craq::Replica& replica) { replica.on_client_last_chunk(event_, now_ms_, effects_); });
+  return true;
+}
+
+// Judged as a question for the facts of its first key; what it lists is looked up when that is answered.
+bool Shard::on_list_chunks(Session& session, const net::Frame& frame) {
+  const auto ask = frame.as<wire::ListChunks>();
+  Target* target = find_target(ask.context);
+  if (target == nullptr) return refuse(session, frame, EAGAIN, Detail::kWrongTarget), true;
+  if (ask.count == 0 || ask.count > wire::kMaxListEntries ||
+      (ask.flags & ~(wire::kListAllSpaces | wire::kListSpacesOnly)) != 0) {
+    return refuse(session, frame, EINVAL, Detail::kBadFrame), true;
+  }
+  Request* request = take_request(session, frame, target);
+  if (request == nullptr) return false;
+  const bool all = (ask.flags & wire::kListAllSpaces) != 0;
+  request->list_from = key_of(ask.key);
+  request->list_flags = ask.flags;
+  request->length = ask.count;
+  craq::ClientRead event_;
+  event_.token = token_of(request);
+  event_.chain_version = {ask.context.chain_term, ask.context.chain_counter};
+  event_.key = request->list_from;
+  // No file or KV space has that id: only a capability for the cluster is for it.
+  const uint64_t space = all ? UINT64_MAX : event_.key.space();
+  event_.authority = authority(session, ask.context, space, wire::kRightRead, &request->denied_detail);
+  event_.space_epoch = all ? UINT64_MAX : ask.context.space_epoch;
+  event_.facts_only = true;
+  event_.deadline_ms = deadline(ask.context.deadline_ms);
+  event(*target, [&](craq::Replica& replica) { replica.on_client_read(event_, now_ms_, effects_); });
   return true;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "net/peer_proof.h"
 #include "net/version.h"
 #include "server/log.h"
 
@@ -158,19 +159,65 @@ void Peers::progress(Lane& lane, uint32_t events) {
   if (lane.state == Lane::State::kConnecting && (events & (POLLOUT | POLLERR | POLLHUP)) != 0) {
     auto connected = net::connect_result(lane.connection.socket);
     if (!connected.ok()) return close_lane(lane, std::strerror(connected.error().code));
-    wire::Hello hello{};
-    std::memcpy(hello.cluster, identity_.cluster.data(), sizeof hello.cluster);
-    hello.node = identity_.node.value;
-    hello.incarnation = identity_.incarnation;
-    hello.role = static_cast<uint8_t>(wire::Role::kServer);
-    hello.version_min = net::spoken_versions().least;
-    hello.version_max = net::spoken_versions().most;
-    lane.connection.queue.push(wire::Type::kHello, 0, hello);
+    if (!say_hello(lane)) return close_lane(lane, "no random bytes for hello");
     lane.state = Lane::State::kHello;
   }
   if (lane.state == Lane::State::kConnecting) return;
   if ((events & (POLLIN | POLLHUP | POLLERR | POLLRDHUP)) != 0 && !read_lane(lane)) return;
   list(lane);
+}
+
+bool Peers::say_hello(Lane& lane) {
+  lane.hello = {};
+  wire::Hello& hello = lane.hello.hello;
+  std::memcpy(hello.cluster, identity_.cluster.data(), sizeof hello.cluster);
+  hello.node = identity_.node.value;
+  hello.incarnation = identity_.incarnation;
+  hello.role = static_cast<uint8_t>(wire::Role::kServer);
+  hello.version_min = net::spoken_versions().least;
+  hello.version_max = net::spoken_versions().most;
+  if (identity_.proves) {
+    if (!net::random_bytes(lane.hello.nonce)) return false;
+    lane.connection.queue.push(wire::Type::kHello, 0, lane.hello);
+  } else {
+    lane.connection.queue.push(wire::Type::kHello, 0, hello);
+  }
+  return true;
+}
+
+// Takes the reply to hello, proves the secret. Why the lane can't be used, or null.
+const char* Peers::greet(Lane& lane, const net::Frame& frame) {
+  const auto answer = frame.as<wire::ServerHelloReply>();
+  const wire::HelloReply& reply = answer.reply;
+  if (reply.status != 0) {
+    log(LogLevel::kWarning, "peer %s refuses us: %s", place_key(lane.peer->place).c_str(),
+        reply.detail == static_cast<uint32_t>(wire::Detail::kUnproved)
+            ? "it has another cluster secret, or only one of us has one"
+            : std::strerror(static_cast<int>(reply.status)));
+    return "it refused hello";
+  }
+  if (net::choose_version(net::spoken_versions(), {reply.version, reply.version}) == 0) {
+    return "it chose a protocol version that wasn't offered";
+  }
+  if (identity_.proves &&
+      (!net::has_nonce(answer.nonce) ||
+       !net::same_mac(net::peer_proof(identity_.key, net::Side::kServer, lane.hello, answer),
+                      answer.proof))) {
+    log(LogLevel::kWarning, "peer %s doesn't prove the cluster's secret",
+        place_key(lane.peer->place).c_str());
+    return "it doesn't prove the cluster's secret";
+  }
+  lane.connection.reader.speak(reply.version);
+  lane.connection.queue.speak(reply.version);
+  if (identity_.proves) {
+    const net::Mac mac = net::peer_proof(identity_.key, net::Side::kAsker, lane.hello, answer);
+    wire::PeerProof proof{};
+    std::memcpy(proof.proof, mac.data(), sizeof proof.proof);
+    lane.connection.queue.push(wire::Type::kPeerProof, 0, proof);
+    list(lane);
+  }
+  lane.features = reply.features;
+  return nullptr;
 }
 
 // The other side answers hello and says nothing more. False: the lane was closed.
@@ -189,20 +236,10 @@ bool Peers::read_lane(Lane& lane) {
       close_lane(lane, "it sent what isn't a hello reply");
       return false;
     }
-    const auto reply = frame.as<wire::HelloReply>();
-    if (reply.status != 0) {
-      log(LogLevel::kWarning, "peer %s refuses us: %s", place_key(lane.peer->place).c_str(),
-          std::strerror(static_cast<int>(reply.status)));
-      close_lane(lane, "it refused hello");
+    if (const char* fault = greet(lane, frame); fault != nullptr) {
+      close_lane(lane, fault);
       return false;
     }
-    if (net::choose_version(net::spoken_versions(), {reply.version, reply.version}) == 0) {
-      close_lane(lane, "it chose a protocol version that wasn't offered");
-      return false;
-    }
-    lane.connection.reader.speak(reply.version);
-    lane.connection.queue.speak(reply.version);
-    lane.features = reply.features;
     lane.state = Lane::State::kUp;
     lane.attempts = 0;
     Peer* peer = lane.peer;

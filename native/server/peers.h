@@ -17,6 +17,7 @@
 #include "base/ids.h"
 #include "ffs/wire.h"
 #include "io/io.h"
+#include "net/mac.h"
 #include "net/socket.h"
 
 namespace ffs::server {
@@ -49,6 +50,8 @@ class Peers {
     uint64_t incarnation = 0;
     std::string host_id;
     std::string congestion;
+    bool proves = false;  // both sides prove `key`, derived from the cluster's secret
+    net::MacKey key{};
   };
   // `connected` runs when all lanes to the target's shard are up; `released` gets the tokens of
   // payloads that were sent or dropped.
@@ -88,6 +91,7 @@ class Peers {
     uint64_t retry_at_ms = 0;
     uint32_t attempts = 0;
     uint64_t features = 0;  // of the other side
+    wire::ServerHello hello{};
     bool listed = false;
   };
   struct Peer {
@@ -101,6 +105,8 @@ class Peers {
   void dial(Lane& lane, uint64_t now_ms);
   void progress(Lane& lane, uint32_t events);
   bool read_lane(Lane& lane);
+  bool say_hello(Lane& lane);
+  const char* greet(Lane& lane, const net::Frame& frame);
   void flush_lane(Lane& lane, size_t most_bytes);
   void close_lane(Lane& lane, const char* why);
   void list(Lane& lane);

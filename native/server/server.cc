@@ -85,6 +85,11 @@ void Server::lease(uint64_t until_ms) {
   for (auto& shard : shards_) shard->lease(until_ms);
 }
 
+void Server::set_keys(const std::vector<SigningKey>& keys) {
+  std::lock_guard lock(mutex_);
+  for (auto& shard : shards_) shard->set_keys(keys);
+}
+
 void Server::set_spaces(const std::vector<SpacePolicy>& policies) {
   std::lock_guard lock(mutex_);
   for (auto& shard : shards_) shard->set_spaces(policies);

@@ -33,6 +33,7 @@ class Server {
   int fence(ClientId client);  // 0 or the first errno
   // The manager's lease on this node, on craq's clock (CLOCK_BOOTTIME, ms).
   void lease(uint64_t until_ms);
+  void set_keys(const std::vector<SigningKey>& keys);  // that sign capabilities; replaces the ones before
   // Of all shards' chains; replaces what was set before.
   void set_spaces(const std::vector<SpacePolicy>& policies);
   std::vector<SpaceUse> space_use();

@@ -12,6 +12,7 @@
 #include "ffs/wire.h"
 #include "io/io.h"
 #include "net/socket.h"
+#include "server/authority.h"
 #include "server/buffers.h"
 #include "server/regions.h"
 #include "server/store_view.h"
@@ -90,7 +91,7 @@ struct Request : engine::Sink {
   std::array<uint32_t, kMaxGranules + 2> sums;
   BufferWaiter waiter;
 
-  // kUpdate
+  // kUpdate (length: kListChunks too)
   wire::UpdateKind update_kind{};
   uint32_t length = 0;
 
@@ -101,6 +102,9 @@ struct Request : engine::Sink {
   ChainVersion chain_version;
   // kUpdate, kLastChunk
   uint64_t space = 0;
+  // kListChunks; `length` is how many are wanted
+  ChunkKey list_from;
+  uint32_t list_flags = 0;
 
   int put(uint32_t at, const uint8_t* bytes, uint32_t size) override;
 };
@@ -120,6 +124,7 @@ struct Session {
   bool hung_up = false;  // the peer's end was reported
   bool hello = false;
   bool from_server = false;
+  bool proved = false;    // a server's: it has proved the cluster's secret, or there is none
   bool recovery = false;  // it brings what recovery and repair send
   bool readable = false;
   bool listed_to_read = false;
@@ -130,7 +135,8 @@ struct Session {
   uint32_t requests = 0;      // records that point here
   uint32_t polls = 0;         // not yet removed
   uint32_t region_waits = 0;  // unregistered regions whose end is to be answered
-  std::unordered_map<uint32_t, wire::Capability> capabilities;
+  std::unordered_map<uint32_t, OpenedCapability> capabilities;
+  net::Mac expected_proof{};  // of a server that has said hello and not proved the secret yet
   std::unordered_map<uint64_t, ClientRegion*> regions;
 
   // An update whose payload is being received.

@@ -23,6 +23,7 @@
 #include "engine/chunk_store.h"
 #include "ffs/wire.h"
 #include "io/io.h"
+#include "server/authority.h"
 #include "server/background.h"
 #include "server/buffers.h"
 #include "server/evict.h"
@@ -56,7 +57,10 @@ struct ShardConfig {
   uint32_t sync_share_percent = 25;     // of the device, for recovery while clients are served
   uint64_t scrub_bytes_per_s = 0;       // 0: no scrub
   uint32_t evict_reserve_percent = 2;   // of the device, that evictions keep free
-  int news_fd = -1;                     // an eventfd, written when a report has news; the server's
+  bool signed_capabilities = false;     // only signed ones are taken
+  bool peers_prove = false;             // servers prove `peer_key` to each other
+  net::MacKey peer_key{};
+  int news_fd = -1;  // an eventfd, written when a report has news; the server's
 };
 
 struct ShardMetrics {
@@ -128,6 +132,8 @@ class Shard : private io::Gate {
   ShardMetrics metrics();
   int fence(ClientId client);  // 0 or a positive errno; durable on return
   void lease(uint64_t until_ms);
+  // The keys that sign capabilities from now on. What was opened under others is refused.
+  void set_keys(const std::vector<SigningKey>& keys);
   // Replaces what is known of quotas and times to live; of chains that aren't here too.
   void set_spaces(const std::vector<SpacePolicy>& policies);
   std::vector<SpaceUse> space_use();
@@ -204,12 +210,15 @@ class Shard : private io::Gate {
   // --- dispatch.cc: frames to events. False: the session waits for room; the frame comes again.
   bool dispatch(Session& session, const net::Frame& frame);
   void on_hello(Session& session, const net::Frame& frame);
+  void on_peer_hello(Session& session, const net::Frame& frame, const wire::HelloReply& reply);
+  bool take_peer_proof(Session& session, const net::Frame& frame);
   void on_open_capability(Session& session, const net::Frame& frame);
   void on_register_region(Session& session, const net::Frame& frame);
   void on_unregister_region(Session& session, const net::Frame& frame);
   bool on_read(Session& session, const net::Frame& frame);
   bool on_exists(Session& session, const net::Frame& frame);
   bool on_last_chunk(Session& session, const net::Frame& frame);
+  bool on_list_chunks(Session& session, const net::Frame& frame);
   // --- updates.cc: frames with payloads
   bool on_update(Session& session, const net::Frame& frame);
   bool on_forward(Session& session, const net::Frame& frame);
@@ -320,6 +329,8 @@ class Shard : private io::Gate {
   void reply_exists(Request* request, uint32_t index, const craq::Reply& reply);
   uint64_t count_space(const Target& target, uint64_t space) const;
   void reply_last_chunk(Request* request, const craq::Reply& reply);
+  void reply_list_chunks(Request* request, const craq::Reply& reply);
+  bool list_next(const Target& target, const ChunkKey& from, wire::ListEntry* entry) const;
   void refuse(Session& session, const net::Frame& frame, int status, wire::Detail detail);
   void send_refusal(Session& session, wire::Type type, uint64_t request_id, int status, wire::Detail detail);
   void refuse_request(Request* request, int status, wire::Detail detail);
@@ -372,6 +383,7 @@ class Shard : private io::Gate {
   uint64_t manager_heard_ms_ = 0;  // when that was
   uint64_t routing_epoch_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Target>> targets_;
+  Authority authority_{config_.signed_capabilities};
   Spaces spaces_;
   std::unique_ptr<Evictor> evictor_;
   uint64_t evicted_us_ = 0;  // the last step of the evictor

@@ -26,7 +26,7 @@ Told told(Outcome outcome, bool reading) {
     case Outcome::offline:
       return {EAGAIN, Detail::kNotServing};
     case Outcome::denied:
-      return {EPERM, Detail::kNoCapability};
+      return {EACCES, Detail::kNoCapability};
     case Outcome::fenced:
       return {ESTALE, Detail::kFenced};
     case Outcome::old_sequence:

@@ -397,7 +397,7 @@ TEST_CASE("case 17: a head that dies half way through a batch: what it didn't an
 TEST_CASE("a renewed capability wakes who waits for it") {
   std::atomic<bool> renewed{false};
   Peer peer([&](Peer& p, net::Connection& c, const Peer::Request& r) {
-    if (!renewed) return Peer::answer_update(c, r.id, EPERM, Detail::kExpired);
+    if (!renewed) return Peer::answer_update(c, r.id, EACCES, Detail::kExpired);
     well(p, c, r);
   });
   PatientBench b({&peer});

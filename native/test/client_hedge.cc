@@ -204,7 +204,7 @@ TEST_CASE("a second try that fails leaves the request where it was; one that bot
     bool ends;
   };
   for (const Row row : {Row{EIO, Detail::kCorrupt, false}, Row{EAGAIN, Detail::kNotServing, false},
-                        Row{EPERM, Detail::kExpired, false}, Row{ENOSPC, Detail::kNone, false},
+                        Row{EACCES, Detail::kExpired, false}, Row{ENOSPC, Detail::kNone, false},
                         Row{ENOENT, Detail::kNone, true}, Row{ENODATA, Detail::kTagMismatch, true}}) {
     CAPTURE(row.status);
     for (uint64_t target : {100, 101}) CHECK(b.read(0, 0, target).result == kBytes);  // both are well

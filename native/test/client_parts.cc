@@ -88,10 +88,18 @@ TEST_CASE("answers are answers") {
     CHECK(d.detail == detail);
   }
   Situation s = updating();
-  CHECK(reply(s, EPERM, Detail::kNoCapability).next == Next::kSendCapability);
+  CHECK(reply(s, EACCES, Detail::kNoCapability).next == Next::kSendCapability);
   s.capability_sent_again = true;
-  CHECK(reply(s, EPERM, Detail::kNoCapability).next == Next::kComplete);
-  CHECK(reply(s, EPERM, Detail::kExpired).next == Next::kAwaitCapability);
+  CHECK(reply(s, EACCES, Detail::kNoCapability).next == Next::kComplete);
+  CHECK(reply(s, EACCES, Detail::kExpired).next == Next::kAwaitCapability);
+  CHECK(reply(s, EACCES, Detail::kUnknownKey).next == Next::kAwaitCapability);
+  for (const Detail final :
+       {Detail::kForged, Detail::kOtherSpace, Detail::kMissingRight, Detail::kUnsigned}) {
+    const Decision ended = reply(s, EACCES, final);
+    CHECK(ended.next == Next::kComplete);
+    CHECK(ended.status == EACCES);
+    CHECK(ended.detail == final);
+  }
   CHECK(reply(s, EBADMSG, Detail::kChecksum).next == Next::kAgain);
   s.bad_data_count = 4;
   CHECK(reply(s, EBADMSG, Detail::kChecksum).status == EBADMSG);

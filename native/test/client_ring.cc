@@ -476,7 +476,7 @@ TEST_CASE("stale routing: the request waits, asks for newer routing, and goes on
 TEST_CASE("an expired capability waits to be renewed; a forgotten one is opened anew once") {
   std::atomic<bool> renewed{false};
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-    if (!renewed) return Peer::fail_read(c, r.id, EPERM, Detail::kExpired);
+    if (!renewed) return Peer::fail_read(c, r.id, EACCES, Detail::kExpired);
     static const std::vector<uint8_t> data(512, 1);
     Peer::answer_read(c, r.id, data, 512);
   });
@@ -496,16 +496,16 @@ TEST_CASE("an expired capability waits to be renewed; a forgotten one is opened 
   CHECK(peer.capabilities == 2);
 }
 
-TEST_CASE("no capability twice is EPERM") {
+TEST_CASE("no capability twice is EACCES") {
   Peer peer([&](Peer&, net::Connection& c, const Peer::Request& r) {
-    Peer::fail_read(c, r.id, EPERM, Detail::kNoCapability);
+    Peer::fail_read(c, r.id, EACCES, Detail::kNoCapability);
   });
   Bench b({&peer});
   const ffs_sqe e = b.sqe(FFS_OP_READ, 1, 512);
   REQUIRE(b.ring->prepare(&e, 1).taken == 1);
   auto done = b.complete(1);
   REQUIRE(done.size() == 1);
-  CHECK(done[0].result == -EPERM);
+  CHECK(done[0].result == -EACCES);
   CHECK(peer.requests == 2);
 }
 

@@ -10,6 +10,8 @@
 #include "base/crc32c.h"
 #include "base/ids.h"
 #include "net/frame.h"
+#include "net/mac.h"
+#include "net/peer_proof.h"
 
 using namespace ffs;
 using namespace ffs::net;
@@ -144,6 +146,25 @@ TEST_CASE("golden frames of a connection") {
   reply.max_payload_bytes = wire::kMaxPayloadBytes;
   reply.version = 1;
   check("hello_reply", Type::kHelloReply, reply);
+  wire::ServerHello server{};
+  std::memcpy(server.hello.cluster, kCluster, 16);
+  server.hello.node = 5;
+  server.hello.incarnation = 3;
+  server.hello.role = 2;
+  server.hello.version_min = server.hello.version_max = 1;
+  std::memset(server.nonce, 0xA5, sizeof server.nonce);
+  check("server_hello", Type::kHello, server);
+  const net::MacKey key{1, 2, 3};
+  wire::ServerHelloReply answer{};
+  answer.reply = reply;
+  std::memset(answer.nonce, 0x5A, sizeof answer.nonce);
+  const net::Mac ours = net::peer_proof(key, net::Side::kServer, server, answer);
+  std::memcpy(answer.proof, ours.data(), sizeof answer.proof);
+  check("server_hello_reply", Type::kHelloReply, answer);
+  wire::PeerProof proof{};
+  const net::Mac theirs = net::peer_proof(key, net::Side::kAsker, server, answer);
+  std::memcpy(proof.proof, theirs.data(), sizeof proof.proof);
+  check("peer_proof", Type::kPeerProof, proof);
   wire::OpenCapability open{};
   open.handle = 1;
   wire::Capability capability{};
@@ -155,6 +176,10 @@ TEST_CASE("golden frames of a connection") {
   capability.expiry_ms = 3600000;
   capability.id = 21;
   check("open_capability", Type::kOpenCapability, open, bytes_of(capability));
+  capability.key_id = 3;
+  const net::Mac mac = net::capability_mac(key, capability);
+  std::memcpy(capability.mac, mac.data(), sizeof capability.mac);
+  check("open_signed_capability", Type::kOpenCapability, open, bytes_of(capability));
   wire::StatusReply status{};
   status.value = 1;
   check("open_capability_reply", Type::kOpenCapabilityReply, status);
@@ -218,6 +243,21 @@ TEST_CASE("golden frames of reads and lookups") {
   last_reply.length = 65540;
   last_reply.chunks = 4;
   check("last_chunk_reply", Type::kLastChunkReply, last_reply);
+  wire::ListChunks list{};
+  list.context = context();
+  set_key(list);
+  list.count = 1024;
+  list.flags = wire::kListAllSpaces;
+  check("list_chunks", Type::kListChunks, list);
+  wire::ListChunksReply list_reply{};
+  list_reply.chain = {2, 5, 0};
+  list_reply.routing_epoch = 12;
+  list_reply.count = list_reply.more = 1;
+  wire::ListEntry entry{};
+  set_key(entry);
+  entry.length = 65540;
+  entry.flags = wire::kListPending;
+  check("list_chunks_reply", Type::kListChunksReply, list_reply, bytes_of(entry));
 }
 
 TEST_CASE("golden frames of updates") {

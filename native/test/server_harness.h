@@ -46,6 +46,7 @@ struct TempDir {
 constexpr std::array<uint8_t, 16> kCluster = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 constexpr uint64_t kClient = 0xC11E;
 constexpr uint64_t kSpace = 7;
+constexpr net::MacKey kPeerKey = {9, 8, 7, 6, 5};
 
 inline std::vector<uint8_t> pattern(size_t size, uint32_t seed) {
   std::mt19937 random(seed);
@@ -89,6 +90,8 @@ class Cluster {
     uint32_t sync_share_percent = 25;
     uint64_t lease_ms = kLongLeaseMs;  // at the start; 0: none
     uint64_t manager_ms = 1000;        // the manager's time
+    bool secret = false;               // servers prove kPeerKey; capabilities must be signed
+    std::vector<SigningKey> keys{};    // told before anything else
   };
   // A member of the chain (of a cluster with one chain).
   struct Place {
@@ -195,10 +198,13 @@ class Cluster {
     config.max_sessions = options_.max_sessions;
     config.backend = options_.backend;
     config.region_limit_bytes = options_.region_limit_bytes;
+    config.signed_capabilities = config.peers_prove = options_.secret;
+    config.peer_key = kPeerKey;
     node.server = std::make_unique<Server>(config);
     Failure failure;
     node.shard = node.server->add_device(node.device, &failure);
     REQUIRE_MESSAGE(node.shard != nullptr, failure.line);
+    node.server->set_keys(options_.keys);
     REQUIRE(node.server->start() == 0);
   }
 
@@ -319,7 +325,9 @@ struct Answer {
   wire::StatusReply status{};
   wire::ExistsReply exists{};
   wire::LastChunkReply last{};
+  wire::ListChunksReply list{};
   wire::HelloReply hello{};
+  wire::ServerHelloReply server_hello{};
   std::vector<uint8_t> var;
   std::vector<uint8_t> payload;
   uint32_t code() const {
@@ -332,6 +340,8 @@ struct Answer {
         return exists.status;
       case Type::kLastChunkReply:
         return last.status;
+      case Type::kListChunksReply:
+        return list.status;
       case Type::kHelloReply:
         return hello.status;
       default:
@@ -348,6 +358,8 @@ struct Answer {
         return static_cast<Detail>(exists.detail);
       case Type::kLastChunkReply:
         return static_cast<Detail>(last.detail);
+      case Type::kListChunksReply:
+        return static_cast<Detail>(list.detail);
       case Type::kHelloReply:
         return static_cast<Detail>(hello.detail);
       default:
@@ -393,6 +405,9 @@ class TestClient {
     capability.client = client_;
     capability.space = space;
     capability.expiry_ms = expiry_ms;
+    return show(handle, capability);
+  }
+  Answer show(uint32_t handle, const wire::Capability& capability) {
     wire::OpenCapability open{};
     open.handle = handle;
     return ask(Type::kOpenCapability, open,
@@ -512,8 +527,8 @@ class TestClient {
     return wait(send(type, fixed, var, payload, fd));
   }
   // True if the server closes the connection instead of answering.
-  bool closed() {
-    for (int i = 0; i < 5000; i++) {
+  bool closed(int turns = 5000) {
+    for (int i = 0; i < turns; i++) {
       if (!step(2)) return true;
     }
     return false;
@@ -658,8 +673,12 @@ class TestClient {
       case Type::kLastChunkReply:
         answer.last = frame.as<wire::LastChunkReply>();
         break;
+      case Type::kListChunksReply:
+        answer.list = frame.as<wire::ListChunksReply>();
+        break;
       case Type::kHelloReply:
         answer.hello = frame.as<wire::HelloReply>();
+        answer.server_hello = frame.as<wire::ServerHelloReply>();
         break;
       default:
         answer.status = frame.as<wire::StatusReply>();

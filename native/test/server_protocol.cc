@@ -100,14 +100,14 @@ TEST_CASE("capabilities: none, other space, missing right, other client, expired
   auto denied = [&](uint32_t handle, Detail detail) {
     client.base.capability = handle;
     const Answer wrote = client.write(1, 0, data);
-    CHECK(wrote.code() == EPERM);
+    CHECK(wrote.code() == EACCES);
     CHECK(wrote.detail() == detail);
   };
   denied(1, Detail::kNoCapability);
   REQUIRE(client.open(2, 0, kSpace + 1).code() == 0);
-  denied(2, Detail::kNoCapability);
+  denied(2, Detail::kOtherSpace);
   REQUIRE(client.open(3, 0, kSpace, wire::kRightRead).code() == 0);
-  denied(3, Detail::kNoCapability);
+  denied(3, Detail::kMissingRight);
   CHECK(client.read(1, 0, 10).code() == ENOENT);           // reading is allowed by it
   REQUIRE(client.open(4, 0, kSpace, 7, 999).code() == 0);  // the manager's time was 1000
   denied(4, Detail::kExpired);
@@ -133,7 +133,7 @@ TEST_CASE("capabilities: none, other space, missing right, other client, expired
   CHECK(thief
             .ask(Type::kOpenCapability, open,
                  net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), sizeof stolen))
-            .code() == EPERM);
+            .code() == EACCES);
   CHECK(thief.ask(Type::kOpenCapability, open, net::Bytes(reinterpret_cast<const uint8_t*>(&stolen), 40))
             .code() == EINVAL);
 }

@@ -11,6 +11,8 @@ and read the difference before committing it.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 import sys
 from pathlib import Path
@@ -108,38 +110,38 @@ UPDATE = [
     ("tag", "b16"),
     *nest("bulk", BULK),
 ]
+HELLO = [
+    ("cluster", "b16"),
+    ("client", "u64"),
+    ("node", "u64"),
+    ("incarnation", "u64"),
+    ("features", "u64"),
+    ("role", "u8"),
+    ("version_min", "u8"),
+    ("version_max", "u8"),
+    ("reserved", "b5"),
+]
+HELLO_REPLY = [
+    ("status", "u32"),
+    ("detail", "u32"),
+    ("cluster", "b16"),
+    ("node", "u64"),
+    ("incarnation", "u64"),
+    ("features", "u64"),
+    ("routing_epoch", "u64"),
+    ("max_payload_bytes", "u32"),
+    ("version", "u8"),
+    ("reserved", "b3"),
+]
 # type number, fixed part
 LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
-    "hello": (
-        1,
-        [
-            ("cluster", "b16"),
-            ("client", "u64"),
-            ("node", "u64"),
-            ("incarnation", "u64"),
-            ("features", "u64"),
-            ("role", "u8"),
-            ("version_min", "u8"),
-            ("version_max", "u8"),
-            ("reserved", "b5"),
-        ],
-    ),
-    "hello_reply": (
-        2,
-        [
-            ("status", "u32"),
-            ("detail", "u32"),
-            ("cluster", "b16"),
-            ("node", "u64"),
-            ("incarnation", "u64"),
-            ("features", "u64"),
-            ("routing_epoch", "u64"),
-            ("max_payload_bytes", "u32"),
-            ("version", "u8"),
-            ("reserved", "b3"),
-        ],
-    ),
+    "hello": (1, HELLO),
+    "hello_reply": (2, HELLO_REPLY),
+    "server_hello": (1, [*HELLO, ("nonce", "b32")]),
+    "server_hello_reply": (2, [*HELLO_REPLY, ("nonce", "b32"), ("proof", "b32")]),
+    "peer_proof": (12, [("proof", "b32")]),
     "open_capability": (3, [("handle", "u32"), ("reserved", "u32")]),
+    "open_signed_capability": (3, [("handle", "u32"), ("reserved", "u32")]),
     "open_capability_reply": (4, STATUS),
     "close_capability": (5, [("handle", "u32"), ("reserved", "u32")]),
     "register_region": (
@@ -291,6 +293,7 @@ CAPABILITY = [
 ]
 VARIABLE: dict[str, list[tuple[str, str]]] = {
     "open_capability": CAPABILITY,
+    "open_signed_capability": CAPABILITY,
     "read_reply": [
         ("crc[0]", "u32"),
         ("crc[1]", "u32"),
@@ -349,6 +352,57 @@ UPDATE_VALUES: dict[str, Value] = {
     "bulk.region": 3,
     "bulk.address": 4096,
 }
+SERVER_HELLO: dict[str, Value] = {
+    "cluster": CLUSTER,
+    "node": 5,
+    "incarnation": 3,
+    "role": 2,
+    "version_min": 1,
+    "version_max": 1,
+    "nonce": "a5" * 32,
+}
+SERVER_HELLO_REPLY: dict[str, Value] = {
+    "cluster": CLUSTER,
+    "node": 4,
+    "incarnation": 8,
+    "routing_epoch": 12,
+    "max_payload_bytes": 16777216,
+    "version": 1,
+    "nonce": "5a" * 32,
+}
+UNSIGNED: dict[str, Value] = {
+    "handle": 1,
+    "version": 1,
+    "rights": 3,
+    "client": 0xC11E,
+    "space": 7,
+    "epoch": 1,
+    "expiry_ms": 3600000,
+    "id": 21,
+}
+SIGNED = UNSIGNED | {"key_id": 3}
+KEY_OF_EXAMPLES = b"\x01\x02\x03" + bytes(29)
+
+
+def packed(fields: list[tuple[str, str]], values: dict[str, Value]) -> bytes:
+    """What isn't named is zero."""
+    return b"".join(
+        encode_field(kind, values.get(name, "00" * size_of(kind) if kind.startswith("b") else 0))
+        for name, kind in fields
+    )
+
+
+def mac(label: bytes, said: bytes) -> str:
+    return hmac.new(KEY_OF_EXAMPLES, label + said, hashlib.sha256).hexdigest()
+
+
+def peer_proof(side: str) -> str:
+    """Over both frames' fixed parts but the proof."""
+    hello = packed(LAYOUTS["server_hello"][1], SERVER_HELLO)
+    reply = packed(LAYOUTS["server_hello_reply"][1], SERVER_HELLO_REPLY)
+    return mac(b"ffs peer 1 " + side.encode() + b"\0", hello + reply[:-32])
+
+
 # What isn't named is zero.
 EXAMPLES: dict[str, dict[str, Value]] = {
     "hello": {"cluster": CLUSTER, "client": 0xC11E, "role": 1, "version_min": 1, "version_max": 1},
@@ -360,16 +414,11 @@ EXAMPLES: dict[str, dict[str, Value]] = {
         "max_payload_bytes": 16777216,
         "version": 1,
     },
-    "open_capability": {
-        "handle": 1,
-        "version": 1,
-        "rights": 3,
-        "client": 0xC11E,
-        "space": 7,
-        "epoch": 1,
-        "expiry_ms": 3600000,
-        "id": 21,
-    },
+    "server_hello": SERVER_HELLO,
+    "server_hello_reply": SERVER_HELLO_REPLY | {"proof": peer_proof("server")},
+    "peer_proof": {"proof": peer_proof("asker")},
+    "open_capability": UNSIGNED,
+    "open_signed_capability": SIGNED | {"mac": mac(b"ffs capability 1\0", packed(CAPABILITY, SIGNED)[:56])},
     "open_capability_reply": {"value": 1},
     "close_capability": {"handle": 1},
     "register_region": {"region": 3, "size": 67108864},

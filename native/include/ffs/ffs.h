@@ -183,7 +183,15 @@ typedef struct {
   uint32_t failure_timeout_ms; /* of the cluster, from the manager; 0: 10000. Peer leases are a fifth */
   uint32_t sync_share_percent; /* of the device that background work may take while clients are served; 0: 25 */
   uint64_t scrub_bytes_per_s;  /* a device; 0: no scrub */
+  const uint8_t *peer_key;     /* 32 bytes that servers prove to each other; then only signed capabilities are
+                                * taken. NULL: neither (a cluster without a secret). Copied */
 } ffs_server_options;
+
+/* A key that signs capabilities (docs/control_plane.md, Signing keys). */
+typedef struct {
+  uint32_t id;
+  uint8_t secret[32];
+} ffs_signing_key;
 
 typedef struct {
   uint32_t shard;            /* number */
@@ -314,6 +322,9 @@ int ffs_server_configure(ffs_server *server, uint64_t routing_epoch, uint64_t ma
 uint64_t ffs_clock_ms(void);
 /* The manager's lease on this node holds until then, on ffs_clock_ms. Never goes back. */
 int ffs_server_lease(ffs_server *server, uint64_t until_ms);
+/* The keys that sign capabilities from now on, at most 8; what was opened under others is refused. Copied.
+ * Blocking, short. EINVAL. */
+int ffs_server_set_keys(ffs_server *server, const ffs_signing_key *keys, uint32_t count);
 /* Replaces all policies; of chains that this server has no part in too. Blocking, short. Idempotent. */
 int ffs_server_set_spaces(ffs_server *server, const ffs_space_policy *policies, uint32_t count);
 /* Fills at most capacity records, one for each target and space with a policy; returns how many there are,
@@ -392,7 +403,7 @@ int ffs_iov_destroy(ffs_iov *iov);
 enum {
   FFS_OP_READ = 1, FFS_OP_WRITE = 2, FFS_OP_TRUNCATE = 3, FFS_OP_REMOVE = 4, FFS_OP_REPLACE = 5,
   FFS_OP_CREATE = 6, FFS_OP_SPACE_EPOCH = 7, FFS_OP_REMOVE_RANGE = 8, FFS_OP_TOUCH = 9,
-  FFS_OP_EXISTS = 10, FFS_OP_LAST_CHUNK = 11
+  FFS_OP_EXISTS = 10, FFS_OP_LAST_CHUNK = 11, FFS_OP_LIST_CHUNKS = 12
 };
 enum {
   FFS_SQE_VERIFY = 1,        /* read: verify whole granules on the server for a part */
@@ -400,7 +411,13 @@ enum {
   FFS_SQE_TOUCH = 4,
   FFS_SQE_PIN = 8,
   FFS_SQE_UNPIN = 16,
-  FFS_SQE_ZERO_FILL = 32     /* read: an absent chunk or a short one reads as zeros (holes) */
+  FFS_SQE_ZERO_FILL = 32,    /* read: an absent chunk or a short one reads as zeros (holes) */
+  FFS_SQE_NEED_EXISTING = 64, /* write: ENOENT where the chunk is absent */
+  FFS_SQE_BEYOND_END = 128   /* write: EEXIST if the chunk reaches beyond `offset` (value: its length) */
+};
+enum {
+  FFS_LIST_ALL_SPACES = 1,   /* flags of LIST_CHUNKS: beyond the key's space (cluster capability) */
+  FFS_LIST_SPACES_ONLY = 2   /* the first chunk of each space */
 };
 
 typedef struct {
@@ -419,11 +436,12 @@ typedef struct {
   uint32_t timeout_ms;       /* 0: the client's default */
   ffs_iov *iov;              /* NULL where no data moves */
   uint64_t iov_offset;       /* EXISTS: keys stand there (wire.h ExistsKey x length), results
-                                (ExistsEntry) overwrite them from the start */
+                                (ExistsEntry) overwrite them from the start.
+                                LIST_CHUNKS: at most `length` (1024) of wire.h ListEntry, from `key` on */
   uint64_t space_epoch;
   uint64_t expiry_ms;
   uint64_t userdata;
-  uint64_t target;           /* LAST_CHUNK, READ: force this replica; 0: choose */
+  uint64_t target;           /* LAST_CHUNK, LIST_CHUNKS, READ: force this replica; 0: choose */
   uint8_t tag[16];
   uint8_t priority;
   uint8_t reserved[7];
@@ -438,7 +456,8 @@ typedef struct {
   uint32_t chunk_length;     /* of the last entry's chunk */
   uint32_t chain;            /* of the failure */
   uint64_t value;            /* REMOVE_RANGE: removed; CREATE: length of what was there;
-                                LAST_CHUNK: chunks of the space */
+                                LAST_CHUNK: chunks of the space;
+                                LIST_CHUNKS: 1 if there are more (result: entries) */
   uint8_t key[24];           /* LAST_CHUNK */
   uint8_t tag[16];
   uint8_t tag_bytes;

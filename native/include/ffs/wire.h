@@ -32,6 +32,7 @@ enum class Type : uint8_t {
   kUnregisterRegionReply = 9,
   kPing = 10,
   kPong = 11,
+  kPeerProof = 12,  // one way, of the server that connected
   kRead = 16,
   kReadReply = 17,
   kUpdate = 18,
@@ -40,6 +41,8 @@ enum class Type : uint8_t {
   kExistsReply = 21,
   kLastChunk = 22,  // the highest committed or pending chunk of a space on this target
   kLastChunkReply = 23,
+  kListChunks = 24,  // a page of the chunks on this target, in the order of their keys
+  kListChunksReply = 25,
   // Between the servers of a chain, one way (docs/craq.md, Messages).
   kForward = 32,  // an update on its way down
   kNotice = 33,   // every other message between members
@@ -119,6 +122,13 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 56);
 
+// Hello of a server (role server): with a nonce. A shorter one has none (all zero).
+struct ServerHello {
+  Hello hello;
+  uint8_t nonce[32];
+};
+static_assert(sizeof(ServerHello) == 88);
+
 // HelloReply::features.
 enum Features : uint64_t {
   kFeatureUsed = 1,  // takes kUsed
@@ -137,6 +147,20 @@ struct HelloReply {
   uint8_t reserved[3];
 };
 static_assert(sizeof(HelloReply) == 64);
+
+// The reply to a server where the cluster has a secret (net/peer_proof.h).
+struct ServerHelloReply {
+  HelloReply reply;
+  uint8_t nonce[32];
+  uint8_t proof[32];  // of the server that was connected to
+};
+static_assert(sizeof(ServerHelloReply) == 128);
+
+// Follows at once; before it, no other frame of that server is taken.
+struct PeerProof {
+  uint8_t proof[32];
+};
+static_assert(sizeof(PeerProof) == 32);
 
 // The capability's bytes stand in the variable part (struct Capability below, or a longer one).
 struct OpenCapability {
@@ -166,7 +190,7 @@ struct Capability {
   uint64_t id;         // unique; fences and retry entries name it
   uint32_t key_id;     // 0: unsigned (loopback development cluster)
   uint32_t reserved2;
-  uint8_t mac[32];
+  uint8_t mac[32];     // HMAC-SHA256 of the 56 bytes before it (net/mac.h)
 };
 static_assert(sizeof(Capability) == 88);
 
@@ -260,6 +284,7 @@ enum UpdateFlags : uint32_t {
   kUpdatePin = 1,
   kUpdateUnpin = 2,
   kUpdateNeedExisting = 4,  // kWrite on an absent chunk is ENOENT instead of creating it
+  kUpdateBeyondEnd = 8,     // kWrite is EEXIST if the chunk's newest version reaches beyond `offset`
 };
 
 // Variable part: one u32 CRC32C for each piece of the data cut at granule borders of the chunk.
@@ -408,6 +433,41 @@ struct LastChunkReply {
 };
 static_assert(sizeof(LastChunkReply) == 48);
 
+constexpr uint32_t kMaxListEntries = 1024;
+
+enum ListFlags : uint32_t {
+  kListAllSpaces = 1,   // goes on beyond the key's space; only under a capability for the cluster
+  kListSpacesOnly = 2,  // the first chunk of each space
+};
+
+// From `key` on, at most `count` entries. Of the reply the variable part: `count` x ListEntry.
+struct ListChunks {
+  Context context;
+  uint8_t key[24];
+  uint32_t count;
+  uint32_t flags;  // ListFlags
+};
+static_assert(sizeof(ListChunks) == 112);
+
+struct ListChunksReply {
+  uint32_t status;
+  uint32_t detail;
+  WireVersion chain;
+  uint64_t routing_epoch;
+  uint32_t count;
+  uint32_t more;  // 1: there are chunks after the last entry
+};
+static_assert(sizeof(ListChunksReply) == 40);
+
+enum ListEntryFlags : uint32_t { kListPending = 1 };
+
+struct ListEntry {
+  uint8_t key[24];
+  uint32_t length;
+  uint32_t flags;  // kListPending: nothing of it is committed on this target
+};
+static_assert(sizeof(ListEntry) == 32);
+
 // Finer than an errno, for the client's decisions. Stable numbers.
 enum class Detail : uint32_t {
   kNone = 0,
@@ -423,14 +483,20 @@ enum class Detail : uint32_t {
   kCorrupt = 10,         // EIO: data at rest doesn't match on this replica; ask another
   kPoisoned = 11,        // EIO: the device refuses everything until restart
   kBusy = 12,            // EAGAIN: over a bound; retry_after_ms
-  kNoCapability = 13,    // EPERM
-  kExpired = 14,         // EPERM: capability expired, renew
+  kNoCapability = 13,    // EACCES: no such handle, or another session's
+  kExpired = 14,         // EACCES: capability expired, renew
   kNoRegion = 15,        // ENXIO: the region isn't registered here
   kWrongCluster = 16,    // EPROTO
   kVersion = 17,         // EPROTO: no common protocol version
   kReissue = 18,         // EAGAIN: fell with an earlier refusal; send under a new sequence
   kBadFrame = 19,        // EPROTO
   kDeadline = 20,        // ETIMEDOUT: outcome unknown for updates
+  kForged = 21,          // EACCES: the capability's signature is wrong
+  kUnknownKey = 22,      // EACCES: signed with a key that isn't valid here (any more, or yet): renew
+  kOtherSpace = 23,      // EACCES: the capability is for another space
+  kMissingRight = 24,    // EACCES: it doesn't give that right
+  kUnsigned = 25,        // EACCES: this cluster's capabilities are signed, and that one isn't
+  kUnproved = 26,        // EACCES, hello of a server: it can't prove the cluster's secret
 };
 
 }  // namespace ffs::wire
