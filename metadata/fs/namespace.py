@@ -30,6 +30,7 @@ from metadata.fs.ops import (
     stat,
     truncate,
     unlink,
+    xattr,
 )
 from metadata.fs.schema import HEADER_KEY, KV_INDEX_COMPLETE, Reader, decode_header, encode, inode_key
 from metadata.fs.trim import finish
@@ -53,6 +54,8 @@ READS: Final[dict[type[Message], ReadOp]] = {
     meta.ReadLink: stat.readlink,
     meta.StatFs: stat.statfs,
     meta.ReadDir: readdir.readdir,
+    meta.GetXattr: xattr.get,
+    meta.ListXattr: xattr.list_names,
 }
 # Only reading, and giving a capability.
 PROOFS: Final[dict[type[Message], ProofOp]] = {
@@ -73,6 +76,8 @@ WRITES: Final[dict[type[Message], ReadOp]] = {
     meta.Unlink: unlink.unlink,
     meta.RmDir: unlink.rmdir,
     meta.SetKvSpace: kvspace.set_space,
+    meta.SetXattr: xattr.set_value,
+    meta.RemoveXattr: xattr.remove,
 }
 # Writing, and giving a capability.
 PROOF_WRITES: Final[dict[type[Message], ProofOp]] = {
@@ -231,7 +236,28 @@ class Namespace:
         async def body(txn: Transaction) -> Message:
             reply = await retry.first_answer(txn, req)
             if reply is None:
-                reply = await op(txn)
+                try:
+                    reply = await op(txn)
+                except errors.FfsError as error:
+                    if retry.stands(error):
+                        raise _Refused(error) from error
+                    raise
+                retry.note(txn, req, reply)
+            return reply
+
+        try:
+            return await self.core.store.run(body)
+        except _Refused as refused:
+            return await self._refuse(req, refused.error)
+
+    async def _refuse(self, req: meta.Request, error: errors.FfsError) -> Message:
+        """Notes a failure before it is told, so that the same request, held up on its way to another
+        process, doesn't take effect afterwards. If that was quicker, its answer is the one."""
+
+        async def body(txn: Transaction) -> Message:
+            reply = await retry.first_answer(txn, req)
+            if reply is None:
+                reply = error_reply(error)
                 retry.note(txn, req, reply)
             return reply
 
@@ -242,6 +268,7 @@ class Namespace:
     async def _remove_tree(self, req: meta.RemoveTree) -> Message:
         core = self.core
         checked = 0
+        retry.check_identity(req)
 
         async def body(txn: Transaction) -> Message:
             return await unlink.remove_tree(core, txn, req, checked)
@@ -256,9 +283,10 @@ class Namespace:
             try:
                 await self._check_tree(req, root)
                 checked = root
-            except errors.AccessDenied:
-                if not await self._was_answered(req):
+            except errors.FfsError as error:
+                if not retry.stands(error):
                     raise
+                return await self._refuse(req, error)
         return await self._mutate(req, body)
 
     async def _check_tree(self, req: meta.RemoveTree, root: int) -> None:
@@ -276,12 +304,6 @@ class Namespace:
                 stack += inside
                 if not after:
                     break
-
-    async def _was_answered(self, req: meta.Request) -> bool:
-        async def body(txn: Transaction) -> bool:
-            return await retry.first_answer(txn, req) is not None
-
-        return await self.core.store.run(body)
 
     # --- batches ---
 
@@ -368,6 +390,14 @@ class Namespace:
                 except TrimPending as pending:
                     await finish(self.core, pending.ino)
         return results
+
+
+class _Refused(Exception):
+    """What an operation answered, while its transaction is thrown away."""
+
+    def __init__(self, error: errors.FfsError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _check_batch(entries: Sequence[object]) -> None:

@@ -10,13 +10,27 @@ import msgspec
 
 from ffs import errors
 from ffs.proto import meta
-from ffs.proto.common import Message
+from ffs.proto.common import ErrorReply, Message
 from ffs.proto.records import RetrySlot
 from metadata.fs.schema import decode_slot, encode, session_key, slot_key, slot_page_key
 from metadata.kv.contract import Transaction
 
 _decode_reply: Final = msgspec.msgpack.Decoder(meta.REPLIES).decode
 _decode_page: Final = msgspec.msgpack.Decoder(list[meta.REPLIES]).decode
+
+
+# Client side: ffs.client.retry.kind_of. DeviceFailed: nothing can be noted any more.
+_SENT_AGAIN: Final = (
+    errors.Overloaded,
+    errors.OutcomeUnknown,
+    errors.DeadlineExceeded,
+    errors.ShutDown,
+    errors.ConnectionLost,
+    errors.Unreachable,
+    errors.NotPrimary,
+    errors.Fenced,
+    errors.DeviceFailed,
+)
 
 
 def check_identity(req: meta.Request) -> None:
@@ -53,11 +67,16 @@ async def first_answer(txn: Transaction, req: meta.Request) -> Message | None:
         if record.done:
             raise _reused(req)
         reply: Message = _decode_reply(record.reply)
-        if type(reply) is not meta.REPLY_OF[type(req)]:
+        if type(reply) not in (meta.REPLY_OF[type(req)], ErrorReply):
             raise _reused(req)
         return reply
     _forget_pages(txn, req, record)
     return None
+
+
+def stands(error: errors.FfsError) -> bool:
+    """Is the error an answer that the asker goes on with? Others it sends again under the same identity."""
+    return not isinstance(error, _SENT_AGAIN)
 
 
 def note(txn: Transaction, req: meta.Request, reply: Message) -> None:

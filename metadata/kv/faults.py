@@ -2,8 +2,9 @@
 
 It draws from one seeded generator at each commit: a conflict (the attempt is thrown away), a result that is
 unknown though the commit took effect, the same though it didn't, a transaction too old; latency before and
-after. And before an attempt it may run the body once on a transaction that is thrown away, since a body that
-keeps something outside its transaction would show it.
+after. A script may name single commits instead, and let the process end there (`Died`). And before an
+attempt it may run the body once on a transaction that is thrown away, since a body that keeps something
+outside its transaction would show it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Rates:
     too_old: float = 0.0
     twice: float = 0.0
     latency_s: float = 0.0  # at most, uniform, before and after a commit
+
+
+class Died(Exception):
+    """The process ended at this commit: nothing of what it had in memory is left, and nobody answers."""
 
 
 class _FaultyTransaction(Transaction):
@@ -67,7 +72,10 @@ class _FaultyTransaction(Transaction):
         rates, rng = self._store.rates, self._store.rng
         await self._store.delay()
         draw = rng.random()
+        scripted = self._store.script.pop(self._store.commits, None)
         self._store.commits += 1
+        if scripted is not None:
+            await self._fail(scripted)
         for name, rate in (
             ("conflict", rates.conflict),
             ("too_old", rates.too_old),
@@ -86,8 +94,10 @@ class _FaultyTransaction(Transaction):
             raise Conflict("injected")
         if name == "too_old":
             raise TooOld("injected")
-        if name == "unknown_applied":
+        if name in ("unknown_applied", "died_applied"):
             await self._inner.commit()
+        if name in ("died_applied", "died_lost"):
+            raise Died(name)
         raise UnknownResult(f"injected: {name}")
 
     def release(self) -> None:
@@ -108,6 +118,7 @@ class FaultyStore(Store):
         self.rng = rng
         self.injected: dict[str, int] = {}
         self.commits = 0
+        self.script: dict[int, str] = {}  # number of a commit, from 0 -> how it fails, once
 
     def begin(self, urgent: bool = False) -> Transaction:
         return _FaultyTransaction(self._inner.begin(urgent), self)
