@@ -219,6 +219,11 @@ class Placement:
         return chains
 
 
+def first_chain(layout: Layout, chains: Sequence[int]) -> int:
+    """Placement(layout, chains).chain_of_index(0), for who reads no further. The layout was checked."""
+    return chains[splitmix64(layout.seed, 1) % len(chains)]
+
+
 def _step(draw: int, n: int) -> int:
     if n == 1:
         return 1

@@ -1,5 +1,5 @@
-"""`ffs bench io`, `ffs bench engine`, `ffs bench recovery`: speed as a ratio to the raw device, in the
-same run (docs/guides/bench.md)."""
+"""`ffs bench io`, `engine`, `recovery`, `meta`: speed as a ratio to the raw device (or store), in the same
+run (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,22 @@ def add_commands(commands: Commands) -> None:
         default=1024,
         help="MiB that the replica has missed (default: 1024)",
     )
+    words = "names: creates, lookups and listings by many clients, and a metadata service that dies"
+    names = command(what, "meta", run_meta, words, json_option=True)
+    names.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
+    names.add_argument(
+        "--engine", metavar="URL", default="", help="fdb://CLUSTER-FILE (default: LMDB in --dir)"
+    )
+    names.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
+    names.add_argument(
+        "--slices", type=count_argument, default=15, help="slices of each contestant a case (default: 15)"
+    )
+    names.add_argument("--slice-ms", type=count_argument, default=400, help=argparse.SUPPRESS)
+    names.add_argument(
+        "--files", type=count_argument, default=40_000, help="files that are looked at (default: 40000)"
+    )
+    names.add_argument("--small-files", type=count_argument, default=1000, help=argparse.SUPPRESS)
+    names.add_argument("--kill-ms", type=count_argument, default=4000, help=argparse.SUPPRESS)
 
 
 def _usage(parser: argparse.ArgumentParser) -> int:
@@ -87,6 +103,29 @@ def run_recovery(args: argparse.Namespace) -> int:
     from ffs.cli.benchmark.recovery import NAMES, Suite
 
     return _run(args, NAMES, lambda scratch: Suite(scratch, args.rounds, args.fill_mib << 20))
+
+
+def run_meta(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.meta import NAMES, Suite
+    from ffs.errors import InvalidArgument
+
+    if args.engine and not args.engine.startswith("fdb://"):
+        raise InvalidArgument(
+            f"--engine {args.engine}: give fdb://CLUSTER-FILE?prefix=TEXT, or nothing for LMDB"
+        )
+
+    def suite(scratch: Path) -> Suite:
+        return Suite(
+            scratch,
+            args.slices,
+            args.slice_ms / 1000,
+            files=args.files,
+            small=args.small_files,
+            store=args.engine,
+            kill_s=args.kill_ms / 1000,
+        )
+
+    return _run(args, NAMES, suite)
 
 
 class _Suite(Protocol):

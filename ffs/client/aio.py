@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from ffs.client.address import resolve_address
+from ffs.client.aio_data import SmallReader
 from ffs.client.core import read_umask
 from ffs.client.paths import PathLike, wire_path
 from ffs.client.slots import SlotTable
 from ffs.errors import ConnectionLost, FfsError, InvalidArgument, ProtocolError, Unreachable
 from ffs.proto import meta
-from ffs.proto.common import Creds, Message, OkReply
+from ffs.proto.cluster import GetRouting, RoutingReply
+from ffs.proto.common import Creds, ErrorReply, Message, OkReply, to_error
 from ffs.rpc.aio import Connection
 from ffs.rpc.handshake import AskerHandshake
 
@@ -46,6 +48,8 @@ class AsyncClient:
         self._slots = SlotTable(1)
         self._limit = asyncio.Semaphore(1)
         self._session = 0
+        self._clock_ms = 0  # the manager's time when the session was opened
+        self._reader: SmallReader | None = None
         self._ttl_s = 30.0
         self._renewing: asyncio.Task[None] | None = None
 
@@ -63,6 +67,7 @@ class AsyncClient:
             await client.close()
             raise
         client._session = opened.client
+        client._clock_ms = opened.manager_time_ms
         client._ttl_s = opened.ttl_ms / 1000
         client._slots = SlotTable(opened.slots)
         client._limit = asyncio.Semaphore(opened.slots)
@@ -83,6 +88,9 @@ class AsyncClient:
         if renewing is not None:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
         session, self._session = self._session, 0
         if session:
             await self._send(meta.SessionClose(client=session, creds=self._creds), OkReply)
@@ -166,6 +174,27 @@ class AsyncClient:
         request = meta.MkDir(path=wire_path(path), mode=mode & ~self._umask, parents=parents)
         await self.change(request, meta.StatReply)
 
+    async def stat_many(self, paths: Sequence[PathLike]) -> list[meta.Attributes | FfsError]:
+        """The attributes of at most MAX_BATCH paths, of one snapshot; errors in place of attributes."""
+        request = meta.StatMany(paths=tuple(map(wire_path, paths)))
+        reply = await self.ask(request, meta.StatManyReply)
+        return [
+            to_error(result) if type(result) is ErrorReply else result.attributes  # type: ignore[union-attr]
+            for result in reply.results
+        ]
+
+    async def read_small(self, path: PathLike) -> bytes:
+        """The content of a file of at most 64 KiB, in one chunk: one request to the metadata service, one to
+        a storage server. TooLarge."""
+        request = meta.Open(path=wire_path(path), flags=meta.OPEN_READ, client=self._session)
+        opened = await self.ask(request, meta.Opened)
+        if self._reader is None:
+            self._reader = SmallReader(self._session, self._cluster, self._clock_ms, self._routing)
+        return await self._reader.read(opened)
+
+    async def _routing(self, known_epoch: int) -> RoutingReply:
+        return await self._send(GetRouting(known_epoch=known_epoch), RoutingReply)
+
     async def unlink(self, path: PathLike) -> None:
         """Remove a name that isn't a directory's."""
         await self.change(meta.Unlink(path=wire_path(path)), OkReply)
@@ -176,14 +205,21 @@ class AsyncClient:
 
     async def listdir(self, path: PathLike) -> list[bytes]:
         """The names in a directory, as bytes, in byte order."""
-        names: list[bytes] = []
-        request = meta.ReadDir(path=wire_path(path))
+        return [entry.name async for page in self.pages(path) for entry in page]
+
+    async def pages(
+        self, path: PathLike, *, attributes: bool = False, limit: int = 1000
+    ) -> AsyncIterator[list[meta.DirEntry]]:
+        """The entries of a directory, in byte order of names, by pages of at most `limit`."""
+        request = meta.ReadDir(path=wire_path(path), limit=limit, attributes=attributes)
         while True:
             page = await self.ask(request, meta.ReadDirReply)
-            names += [entry.name for entry in page.entries]
+            yield page.entries
             if not page.more or not page.entries:
-                return names
-            request = meta.ReadDir(ino=page.ino, after=page.entries[-1].name)
+                return
+            request = meta.ReadDir(
+                ino=page.ino, after=page.entries[-1].name, limit=limit, attributes=attributes
+            )
 
     async def stat_all(
         self, paths: Iterable[PathLike], in_flight: int = 32

@@ -26,13 +26,15 @@ class Result:
     goal: float | None
     goal_of: str = "ratio"
     noisy: bool = False
+    at_most: bool = False  # the goal is a limit: for times
     more: dict[str, object] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         if self.goal is None:
             return True
-        return (self.ratio if self.goal_of == "ratio" else self.ffs) >= self.goal
+        figure = self.ratio if self.goal_of == "ratio" else self.ffs
+        return figure <= self.goal if self.at_most else figure >= self.goal
 
 
 def json_line(result: Result) -> str:
@@ -48,6 +50,8 @@ def json_line(result: Result) -> str:
         "ok": result.ok,
         "noisy": result.noisy,
     }
+    if result.at_most:
+        fields["at_most"] = True
     return json.dumps({**fields, **result.more}, separators=(",", ":"))
 
 
@@ -57,7 +61,9 @@ def people_table(results: Sequence[Result]) -> str:
         goal = (
             "-"
             if result.goal is None
-            else f"{result.goal:g}" + ("" if result.goal_of == "ratio" else f" {result.unit}")
+            else ("at most " if result.at_most else "")
+            + f"{result.goal:g}"
+            + ("" if result.goal_of == "ratio" else f" {result.unit}")
         )
         verdict = ("ok" if result.ok else "BELOW") + (" (noisy)" if result.noisy else "")
         rows.append(
