@@ -8,10 +8,12 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ffs.cli.location import Location, one_address, parse_remote
-from ffs.cli.parsing import Commands, command, connect, print_json
+from ffs.cli.location import Location
+from ffs.cli.operands import Tally, literal_option, remote_operands
+from ffs.cli.parsing import Commands, command, print_json
 from ffs.cli.text import format_bytes, table
 
 if TYPE_CHECKING:
@@ -26,8 +28,20 @@ def add_commands(commands: Commands) -> None:
         "-d", "--directory", action="store_true", help="directories themselves, not what is in them"
     )
     ls.add_argument("-R", "--recursive", action="store_true", help="directories below too")
+    ls.add_argument(
+        "-H", "--human", action="store_true", help="sizes as KiB, MiB (a terminal has them anyway)"
+    )
+    ls.add_argument("-1", action="store_true", dest="one", help="one name a line (as when no terminal reads)")
+    ls.add_argument("-a", "-A", "--all", action="store_true", help=argparse.SUPPRESS)  # all are shown anyway
+    order = ls.add_mutually_exclusive_group()
+    order.add_argument("-t", action="store_const", dest="sort", const="time", help="newest first")
+    order.add_argument("-S", action="store_const", dest="sort", const="size", help="largest first")
+    ls.add_argument("-r", "--reverse", action="store_true", help="in reverse order")
+    literal_option(ls)
     show = command(commands, "stat", run_stat, "show all attributes of files", json_option=True)
     show.add_argument("paths", nargs="+", metavar="PATH")
+    show.add_argument("-L", "--dereference", action="store_true", help="of what symlinks lead to")
+    literal_option(show)
 
 
 def kind_of(mode: int) -> str:
@@ -59,37 +73,62 @@ def mode_string(mode: int) -> str:
 
 
 def run_ls(args: argparse.Namespace) -> int:
-    places = [parse_remote(path) for path in args.paths]
-    failed = False
-    with connect(args, one_address(places, args.cluster)) as client:
-        for number, place in enumerate(places):
-            try:
-                _list(client, place, args, heading=len(places) > 1, first=number == 0)
-            except FileNotFoundError as error:
-                failed = True
-                print(f"ffs ls: {place.path}: {error.strerror}", file=sys.stderr)
-    return 1 if failed else 0
+    tally = Tally(args)
+    with remote_operands(args, args.paths, tally) as (client, places):
+        many = len(places) > 1 or args.recursive
+        directories: list[str] = []
+        files: list[tuple[str, Any]] = []
+        for place in places:
+            with tally.guard():
+                try:
+                    info = client.stat(place.path)
+                except FileNotFoundError:
+                    info = client.lstat(place.path)  # a symlink that leads nowhere
+                if args.directory:
+                    info = client.lstat(place.path)
+                if stat.S_ISDIR(info.st_mode) and not args.directory:
+                    directories.append(place.path)
+                else:
+                    files.append((place.path, info))
+        _show(client, sorted_rows(files, args), args, "")
+        said = bool(files)
+        for path in directories:
+            with tally.guard():
+                for folder in _tree(client, path, args, tally):
+                    rows = sorted_rows(folder[1], args)
+                    if many and not args.json:
+                        print(("\n" if said else "") + f"{folder[0]}:")
+                    said = True
+                    _show(client, rows, args, folder[0])
+    return tally.status
 
 
-def _list(client: Client, place: Location, args: argparse.Namespace, *, heading: bool, first: bool) -> None:
-    info = client.stat(place.path)
-    if not stat.S_ISDIR(info.st_mode) or args.directory:
-        _show([(place.path, info)], args, place.path)
-        return
-    rows = sorted(
-        ((entry.name, entry.stat(follow_symlinks=False)) for entry in client.scandir(place.path)),
-        key=lambda row: row[0],
-    )
-    if (heading or args.recursive) and not args.json:
-        print(("" if first else "\n") + f"{place.path}:")
-    _show(rows, args, place.path)
-    if args.recursive:
-        for name, below in rows:
-            if stat.S_ISDIR(below.st_mode):
-                _list(client, place.child(name), args, heading=True, first=False)
+def _tree(
+    client: Client, top: str, args: argparse.Namespace, tally: Tally
+) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """(path, (name, lstat) of its entries) of a directory, and with -R of those below it."""
+    stack = [top]
+    while stack:
+        path = stack.pop()
+        with tally.guard():
+            rows = [(entry.name, entry.stat(follow_symlinks=False)) for entry in client.scandir(path)]
+            yield path, rows
+            if args.recursive:
+                inner = [row for row in sorted_rows(rows, args) if stat.S_ISDIR(row[1].st_mode)]
+                stack += [os.path.join(path, name) for name, _ in reversed(inner)]
 
 
-def _show(rows: list[tuple[str, Any]], args: argparse.Namespace, parent: str) -> None:
+def sorted_rows(rows: list[tuple[str, Any]], args: argparse.Namespace) -> list[tuple[str, Any]]:
+    """By name, or as -t and -S say; -r turns it round."""
+    rows = sorted(rows, key=lambda row: row[0])
+    if args.sort == "time":
+        rows.sort(key=lambda row: -row[1].st_mtime_ns)
+    elif args.sort == "size":
+        rows.sort(key=lambda row: -row[1].st_size)
+    return rows[::-1] if args.reverse else rows
+
+
+def _show(client: Client, rows: list[tuple[str, Any]], args: argparse.Namespace, parent: str) -> None:
     if args.json:
         for name, info in rows:
             print_json(as_json(os.path.join(parent, name), info))
@@ -100,20 +139,29 @@ def _show(rows: list[tuple[str, Any]], args: argparse.Namespace, parent: str) ->
                 str(info.st_nlink),
                 str(info.st_uid),
                 str(info.st_gid),
-                format_bytes(info.st_size) if sys.stdout.isatty() else str(info.st_size),
+                format_bytes(info.st_size) if args.human or sys.stdout.isatty() else str(info.st_size),
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.st_mtime)),
-                name,
+                _with_target(client, parent, name, info),
             )
             for name, info in rows
         ]
         if cells:
             head = ("mode", "links", "uid", "gid", "size", "modified", "name")
             print(table(head, cells, right=(1, 2, 3, 4)))
-    elif sys.stdout.isatty():
+    elif sys.stdout.isatty() and not args.one:
         _columns([name + ("/" if stat.S_ISDIR(info.st_mode) else "") for name, info in rows])
     else:
         for name, _ in rows:
             print(name)
+
+
+def _with_target(client: Client, parent: str, name: str, info: Any) -> str:
+    if not stat.S_ISLNK(info.st_mode):
+        return name
+    try:
+        return f"{name} -> {client.readlink(os.path.join(parent, name))}"
+    except FileNotFoundError:
+        return name  # it went meanwhile
 
 
 def _columns(names: list[str]) -> None:
@@ -127,17 +175,22 @@ def _columns(names: list[str]) -> None:
 
 
 def run_stat(args: argparse.Namespace) -> int:
-    places = [parse_remote(path) for path in args.paths]
-    with connect(args, one_address(places, args.cluster)) as client:
+    tally = Tally(args)
+    with remote_operands(args, args.paths, tally) as (client, places):
         for number, place in enumerate(places):
-            info = client.lstat(place.path)
-            if args.json:
-                print_json(as_json(place.path, info))
-                continue
-            if number:
-                print()
-            _print_stat(place, info)
-    return 0
+            with tally.guard():
+                info = client.stat(place.path, follow_symlinks=args.dereference)
+                target = client.readlink(place.path) if stat.S_ISLNK(info.st_mode) else None
+                if args.json:
+                    fields = as_json(place.path, info)
+                    print_json(fields if target is None else fields | {"target": target})
+                    continue
+                if number:
+                    print()
+                _print_stat(place, info)
+                if target is not None:
+                    print(f"leads to  {target}")
+    return tally.status
 
 
 def _print_stat(place: Location, info: Any) -> None:

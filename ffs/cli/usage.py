@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from ffs.cli.location import one_address, parse_remote
+from ffs.cli.operands import Tally, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import format_bytes, table
 
@@ -20,6 +21,9 @@ def add_commands(commands: Commands) -> None:
     df.add_argument("path", nargs="?", default="/", metavar="PATH", help="of its chain table (default: /)")
     du = command(commands, "du", run_du, "bytes below directories", json_option=True)
     du.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
+    du.add_argument("-d", "--max-depth", type=int, dest="depth", metavar="N", help="only N levels down")
+    du.add_argument("-c", "--total", action="store_true", help="a total at the end")
+    literal_option(du)
     du.add_argument("-s", "--summarize", action="store_true", help="one line for each PATH")
     du.add_argument("-b", "--bytes", action="store_true", help="whole bytes instead of KiB, MiB...")
 
@@ -46,23 +50,42 @@ def run_df(args: argparse.Namespace) -> int:
 
 
 def run_du(args: argparse.Namespace) -> int:
-    places = [parse_remote(path) for path in args.paths]
-    with connect(args, one_address(places, args.cluster)) as client:
+    tally = Tally(args)
+    seen: set[int] = set()
+    total = 0
+    with remote_operands(args, args.paths, tally) as (client, places):
         for place in places:
-            sizes: list[tuple[str, int]] = []
-            total = _sum(client, place.path, sizes, set())
-            rows = [(place.path, total)] if args.summarize else sizes
-            for path, size in rows:
-                if args.json:
-                    print_json({"path": path, "bytes": size})
-                else:
-                    print(f"{size if args.bytes else format_bytes(size)}\t{path}")
-    return 0
+            with tally.guard():
+                sizes: list[tuple[str, int]] = []
+                size = _sum(client, place.path, sizes, seen)
+                total += size
+                _show(
+                    args, [(place.path, size)] if args.summarize else _shallow(sizes, place.path, args.depth)
+                )
+    if args.total:
+        _show(args, [("total", total)])
+    return tally.status
+
+
+def _show(args: argparse.Namespace, rows: list[tuple[str, int]]) -> None:
+    for path, size in rows:
+        if args.json:
+            print_json({"path": path, "bytes": size})
+        else:
+            print(f"{size if args.bytes else format_bytes(size)}\t{path}")
+
+
+def _shallow(sizes: list[tuple[str, int]], top: str, depth: int | None) -> list[tuple[str, int]]:
+    if depth is None:
+        return sizes
+    base = len([name for name in top.split("/") if name])
+    return [row for row in sizes if len([name for name in row[0].split("/") if name]) - base <= depth]
 
 
 def _sum(client: Client, top: str, sizes: list[tuple[str, int]], seen: set[int]) -> int:
     """Bytes of the files below `top`; each directory's sum is appended, deepest first. A file with
-    several names counts once. Without recursion: trees may be deeper than Python's stack."""
+    several names counts once, over all operands. Without recursion: trees may be deeper than Python's
+    stack."""
     info = client.lstat(top)
     if not stat.S_ISDIR(info.st_mode):
         sizes.append((top, info.st_size))
