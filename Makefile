@@ -84,11 +84,15 @@ build/test/build.ninja: CMakeLists.txt .stamps/apt
 
 native-test: build/test/build.ninja
 	@ninja -C build/test -j $(JOBS) > .stamps/ninja.log 2>&1 || { tail -50 .stamps/ninja.log; exit 1; }
-	@ctest --test-dir build/test --output-on-failure > .stamps/ctest.log 2>&1 \
+	@ctest --test-dir build/test -j $(JOBS) --output-on-failure > .stamps/ctest.log 2>&1 \
 	  && grep 'tests passed' .stamps/ctest.log || { tail -300 .stamps/ctest.log; exit 1; }
 
+# What only computes runs on all cores; what brings clusters up, kills and waits has the machine to itself.
+COMPUTING   := tests/unit tests/sim tests/model tests/conformance tests/linearizability
+
 python-test: .stamps/build .stamps/torch
-	@$(PY) -m pytest tests --ignore=tests/tidy
+	@$(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal
+	@$(PY) -m pytest tests --ignore=tests/tidy $(COMPUTING:%=--ignore=%)
 
 # The wheel as a user gets it, in an environment of its own, from a folder without the sources.
 wheel-test: .stamps/build
