@@ -430,7 +430,7 @@ def _from_stdin(side: Side, target: Location, into: bool, args: argparse.Namespa
     buffer = memoryview(bytearray(8 << 20))
     size = 0
     try:
-        while count := sys.stdin.buffer.readinto(buffer)  # type: ignore[union-attr]:
+        while count := sys.stdin.buffer.readinto(buffer):  # type: ignore[union-attr]
             writer.write_at(size, buffer[:count])
             size += count
             report.meter.advance(count)
