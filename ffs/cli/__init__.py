@@ -29,6 +29,7 @@ _NOUNS = (
     "reading",
     "attributes",
     "copy",
+    "sync",
     "usage",
     "space",
     "xattr",
