@@ -36,7 +36,6 @@ from metadata.fs.schema import (
     inode_key,
     inode_span,
     signed,
-    unsigned,
 )
 from metadata.fs.spaces import forget_space
 from metadata.kv.contract import Store, Transaction
@@ -185,14 +184,33 @@ async def attributes(get: Get, ino: int, inode: Inode) -> Attributes:
     """What stat tells of an inode. `get`: a snapshot's, or a transaction's `peek`, since a counter that is
     only told shouldn't make a conflict."""
     key = inode_key(ino)
-    kind = inode.type
-    links = signed(await get(key + SUB_LINKS))
+    links = await get(key + SUB_LINKS)
     mtime = await get(key + SUB_MTIME)
-    ctime = unsigned(await get(key + SUB_CTIME))
+    ctime = await get(key + SUB_CTIME)
+    size = SUB_SIZE.get(inode.type)
+    return attributes_of(ino, inode, links, mtime, ctime, None if size is None else await get(key + size))
+
+
+# The counter that tells how large something is.
+SUB_SIZE: Final = {FILE: SUB_LENGTH, DIRECTORY: SUB_ENTRIES}
+
+
+def attributes_of(
+    ino: int,
+    inode: Inode,
+    links_bytes: bytes | None,
+    mtime: bytes | None,
+    ctime_bytes: bytes | None,
+    size: bytes | None,
+) -> Attributes:
+    """The same, from the counters of an inode; `size`: the one of SUB_SIZE."""
+    kind = inode.type
+    links = 0 if links_bytes is None else signed(links_bytes)
+    ctime = 0 if ctime_bytes is None else int.from_bytes(ctime_bytes, "little")
     if kind == FILE:
-        length = unsigned(await get(key + SUB_LENGTH))
+        length = 0 if size is None else int.from_bytes(size, "little")
     elif kind == DIRECTORY:
-        length = signed(await get(key + SUB_ENTRIES))
+        length = signed(size)
         links += 1
     else:
         length = len(inode.target)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from ffs import errors
@@ -59,6 +59,12 @@ class Snapshot(Protocol):
 
     async def range(self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False) -> Pairs:
         """Pairs of begin <= key < end in order (from the end if `reverse`), at most `limit` if it isn't 0."""
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """`get` of each key, in about the time of one where a store is far away."""
+
+    async def ranges(self, spans: Sequence[tuple[bytes, bytes]]) -> list[Pairs]:
+        """`range(begin, end)` of each span, likewise. For spans of few pairs."""
 
 
 class Transaction(ABC):

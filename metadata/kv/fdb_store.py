@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from ffs import errors
@@ -122,6 +122,12 @@ class _FdbReader:
                 last = rows[-1].key
             else:
                 first = rows[-1].key + b"\0"
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(await asyncio.gather(*(self.get(key) for key in keys)))
+
+    async def ranges(self, spans: Sequence[tuple[bytes, bytes]]) -> list[Pairs]:
+        return list(await asyncio.gather(*(self.range(begin, end) for begin, end in spans)))
 
 
 class _FdbTransaction(_FdbReader, Transaction):

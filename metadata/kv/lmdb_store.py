@@ -21,7 +21,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -70,6 +70,22 @@ class _LmdbSnapshot:
 
     async def range(self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False) -> Pairs:
         return read_range(self._txn, begin, end, limit, reverse)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(map(self.base_get, keys))
+
+    async def ranges(self, spans: Sequence[tuple[bytes, bytes]]) -> list[Pairs]:
+        found: list[Pairs] = []
+        with self._txn.cursor() as cursor:
+            for begin, end in spans:
+                pairs: Pairs = []
+                if begin < end and cursor.set_range(begin):
+                    for pair in cast(Iterator[tuple[bytes, bytes]], cursor.iternext()):
+                        if pair[0] >= end:
+                            break
+                        pairs.append(pair)
+                found.append(pairs)
+        return found
 
 
 def read_range(txn: lmdb.Transaction, begin: bytes, end: bytes, limit: int, reverse: bool) -> Pairs:

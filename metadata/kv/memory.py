@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from ffs import errors
@@ -71,6 +71,12 @@ class _Reader:
 
     async def range(self, begin: bytes, end: bytes, limit: int = 0, reverse: bool = False) -> Pairs:
         return self.base_range(begin, end, limit, reverse)
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.base_get(key) for key in keys]
+
+    async def ranges(self, spans: Sequence[tuple[bytes, bytes]]) -> list[Pairs]:
+        return [self.base_range(begin, end, 0, False) for begin, end in spans]
 
 
 class _MemoryTransaction(BufferedTransaction):

@@ -8,9 +8,10 @@ from ffs.proto.cluster import ROLE_BULK
 from ffs.proto.common import Creds, ErrorReply, OkReply, error_reply
 from ffs.proto.records import SYMLINK, Inode
 from metadata.fs.core import Core, attributes
+from metadata.fs.many import attributes_many, find_many
 from metadata.fs.schema import Reader, decode_inode, inode_key
 from metadata.fs.walk import may, walk
-from metadata.kv.contract import Conflict, TooOld
+from metadata.kv.contract import Conflict, Snapshot, TooOld
 
 
 async def resolve(
@@ -33,15 +34,21 @@ async def stat(core: Core, reader: Reader, req: meta.Stat) -> meta.StatReply:
     return meta.StatReply(attributes=await attributes(reader.get, ino, inode))
 
 
-async def stat_many(core: Core, reader: Reader, req: meta.StatMany) -> meta.StatManyReply:
+async def stat_many(core: Core, snap: Snapshot, req: meta.StatMany) -> meta.StatManyReply:
     """All of one snapshot."""
     if len(req.paths) > meta.MAX_BATCH:
         raise errors.InvalidArgument(f"a batch has at most {meta.MAX_BATCH} entries, not {len(req.paths)}")
     results: list[meta.StatReply | ErrorReply] = []
-    for path in req.paths:
+    plain = await find_many(snap, req.creds, req.paths, req.follow)
+    known = await attributes_many(snap, filter(None, plain))
+    for ino, path in zip(plain, req.paths, strict=True):
+        told = known.get(ino)
+        if told is not None:
+            results.append(meta.StatReply(attributes=told))
+            continue
         try:
-            ino, inode = await resolve(reader, req.creds, path, 0, req.follow)
-            results.append(meta.StatReply(attributes=await attributes(reader.get, ino, inode)))
+            ino, inode = await resolve(snap, req.creds, path, 0, req.follow)
+            results.append(meta.StatReply(attributes=await attributes(snap.get, ino, inode)))
         except (Conflict, TooOld):
             raise
         except errors.FfsError as error:
