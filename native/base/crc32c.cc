@@ -54,6 +54,20 @@ uint32_t shift_zeros(uint32_t state, uint64_t size) {
   return state;
 }
 
+// kShifts[k][i][b]: byte b at position i of a checksum, 2^k blocks further left.
+using ShiftTable = std::array<std::array<uint32_t, 256>, 4>;
+constexpr ShiftTable make_shift_table(uint32_t power) {
+  ShiftTable table{};
+  for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t bit = 0; bit < 8; bit++) table[i][1u << bit] = multiply(power, 1u << (8 * i + bit));
+    for (uint32_t b = 1; b < 256; b++) table[i][b] = table[i][b & (b - 1)] ^ table[i][b & -b];
+  }
+  return table;
+}
+static_assert(kCrcBlockBytes == 1u << 12);  // kPowers[12]
+constexpr std::array<ShiftTable, 4> kShifts{make_shift_table(kPowers[12]), make_shift_table(kPowers[13]),
+                                            make_shift_table(kPowers[14]), make_shift_table(kPowers[15])};
+
 constexpr size_t kCopyPieceBytes = 8192;  // stays in the first-level cache between the two passes
 
 }  // namespace
@@ -73,6 +87,40 @@ uint32_t crc32c_extend_zeros(uint32_t crc, uint64_t size) {
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b) {
   // The inversions at the seam cancel: crc(A B) = crc(A) * x^(8 |B|) + crc(B).
   return shift_zeros(crc_a, size_b) ^ crc_b;
+}
+
+uint32_t crc32c_shift_blocks(uint32_t crc, uint32_t blocks) {
+  for (size_t k = 0; k < kShifts.size(); k++) {
+    if ((blocks >> k & 1) == 0) continue;
+    const ShiftTable& t = kShifts[k];
+    crc = t[0][crc & 255] ^ t[1][crc >> 8 & 255] ^ t[2][crc >> 16 & 255] ^ t[3][crc >> 24];
+  }
+  return crc;
+}
+
+uint32_t crc32c_blocks(const void* bytes, size_t size, uint32_t* blocks) {
+  auto at = static_cast<const uint8_t*>(bytes);
+  uint32_t sum = 0;
+  for (; size >= kCrcBlockBytes; at += kCrcBlockBytes, size -= kCrcBlockBytes) {
+    *blocks = crc32c(at, kCrcBlockBytes);
+    sum = crc32c_shift_blocks(sum, 1) ^ *blocks++;
+  }
+  return crc32c_extend(sum, at, size);
+}
+
+uint32_t crc32c_copy_blocks(void* destination, const void* source, size_t size, uint32_t* blocks) {
+  auto to = static_cast<uint8_t*>(destination);
+  auto from = static_cast<const uint8_t*>(source);
+  uint32_t sum = 0;
+  while (size >= kCrcBlockBytes) {
+    std::memcpy(to, from, kCrcBlockBytes);
+    *blocks = crc32c(to, kCrcBlockBytes);  // of the copy, as below
+    sum = crc32c_shift_blocks(sum, 1) ^ *blocks++;
+    to += kCrcBlockBytes;
+    from += kCrcBlockBytes;
+    size -= kCrcBlockBytes;
+  }
+  return crc32c_copy_extend(sum, to, from, size);
 }
 
 uint32_t crc32c_copy_extend(uint32_t crc, void* destination, const void* source, size_t size) {

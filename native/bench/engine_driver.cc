@@ -22,6 +22,7 @@ constexpr uint64_t kSpace = 1;
 constexpr uint64_t kTickNs = 20'000'000;  // a server's
 constexpr uint32_t kMaxDepth = 1024;
 constexpr uint32_t kMaxBlockBytes = 16u << 20;
+constexpr uint32_t kKnownBlockBytes = 1u << 20;  // a server's: up to here it keeps checksums by block
 constexpr uint64_t kMaxMemoryBytes = 1ull << 30;
 
 engine::Uuid cluster_id() {
@@ -119,6 +120,7 @@ class Driver final : public EngineDriver {
     count.flushes = after.flushes - before.flushes;
     count.journal_bytes = after.journal_bytes - before.journal_bytes;
     count.snapshots = after.snapshots - before.snapshots;
+    count.granules_read = after.granules_read - before.granules_read;
     count.moved_bytes = after.moved_bytes - before.moved_bytes;
     count.longest_step_us = after.longest_step_us;
     count.longest_operation_us = longest_ns_ / 1000;
@@ -152,7 +154,8 @@ class Driver final : public EngineDriver {
     engine::StageOp stage;
     uint64_t chunk = 0;
     uint64_t started_ns = 0;
-    uint32_t sums[kMaxGranules];           // of what it writes
+    uint32_t sums[kMaxGranules];  // of what it writes
+    std::vector<uint32_t> block_sums;
     uint32_t read_sums[kMaxGranules + 2];  // that come with reads
   };
 
@@ -179,8 +182,11 @@ class Driver final : public EngineDriver {
     }
     for (auto& slot : slots_) {
       const uint8_t* block = memory_.data() + slot->number * stride_;
-      for (uint32_t at = 0, g = 0; at < block_bytes; at += kGranuleBytes, g++)
-        slot->sums[g] = crc32c(block + at, std::min(kGranuleBytes, block_bytes - at));
+      slot->block_sums.resize(block_bytes / kCrcBlockBytes);
+      for (uint32_t at = 0, g = 0; at < block_bytes; at += kGranuleBytes, g++) {
+        slot->sums[g] = crc32c_blocks(block + at, std::min(kGranuleBytes, block_bytes - at),
+                                      slot->block_sums.data() + at / kCrcBlockBytes);
+      }
     }
     return ok_status();
   }
@@ -286,6 +292,7 @@ class Driver final : public EngineDriver {
     op.region = load_.plain ? io::Region{} : region_;
     op.tail_padded = load_.block_bytes % 4096 == 0;
     op.piece_checksums = slot->sums;
+    op.block_checksums = block_bytes_ <= kKnownBlockBytes ? slot->block_sums.data() : nullptr;
     // A chunk has one update in flight after another; so has a client's channel.
     op.identity = {ClientId(1), slot->number, ++sequence_};
     op.chain = kChain;

@@ -40,6 +40,7 @@ struct EngineCount {
   uint64_t journal_bytes = 0;
   uint64_t snapshots = 0;
   uint64_t moved_bytes = 0;           // by compaction
+  uint64_t granules_read = 0;         // to verify them before small overwrites
   uint64_t longest_step_us = 0;       // of the store, since it was opened
   uint64_t longest_operation_us = 0;  // from its start to its end
 };

@@ -31,12 +31,13 @@ void ChunkStore::Impl::pump_apply() {
   for (size_t left = apply_queue.size(); left > 0 && apply_writes < options.max_apply_in_flight && !poisoned;
        left--) {
     uint32_t chunk = apply_queue.front();
-    apply_queue.pop_front();
     Live& live = state->index.live(chunk);
+    // A commit that isn't durable: its flush wakes us. Behind it are later ones, and some that had readers.
+    if (live.apply_block > journal->flushed_block()) break;
+    apply_queue.pop_front();
     const Image& image = state->index[chunk].image;
     const bool gone = image.version.none() || !in_chain(image.overlay, live.apply_head);
-    // Readers: the last one wakes us. A commit that isn't durable: its flush does.
-    if (!gone && (slot_uses.find(image.place) != nullptr || live.apply_block > journal->flushed_block())) {
+    if (!gone && slot_uses.find(image.place) != nullptr) {  // readers: the last one wakes us
       apply_queue.push_back(chunk);
       continue;
     }

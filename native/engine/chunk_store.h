@@ -223,6 +223,9 @@ struct StageOp : StoreOp {
   // last piece may be short). The caller has checked them against the bytes. Null: the store
   // computes them, which touches the bytes.
   const uint32_t* piece_checksums = nullptr;
+  // CRC32C of each whole block of 4096 bytes of the data, where `offset` is a multiple of 4096; checked as
+  // well. Null: not known. With them small overwrites of what was written a short while ago read nothing.
+  const uint32_t* block_checksums = nullptr;
   Attributes attributes;         // of the new version...
   bool keep_attributes = false;  // ...or the base's
   uint32_t logical_length = 0;   // replace with codec != 0: the decoded length
@@ -405,6 +408,7 @@ struct StoreMetrics {
   uint64_t installed = 0, erased = 0;
   uint64_t bytes_read = 0, bytes_written = 0;
   uint64_t rebuilds = 0, deferred = 0, in_place = 0, fresh = 0;  // updates by path
+  uint64_t granules_read = 0;  // to verify them before a small overwrite
   uint64_t overlay_bytes = 0;
   uint64_t checksum_errors = 0;
   uint64_t waiting = 0;          // ops that wait for room inside the store

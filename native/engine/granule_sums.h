@@ -27,6 +27,9 @@ class GranuleSums {
   BlockSums* find(uint64_t block, uint32_t sum);
   // `sum` must be the checksum of the granule that the block sums make up.
   void put(uint64_t block, uint32_t sum, const BlockSums& blocks);
+  // The same of a granule that was just written as a whole. It takes no room from one whose sums an overwrite
+  // has used: long files that are written once don't push out what is being overwritten.
+  void put_written(uint64_t block, uint32_t sum, const uint32_t* blocks);
   // The granule at `block` has another content, of which the sums at `known` (from find) tell.
   void changed(BlockSums* known, uint32_t sum);
 
@@ -40,7 +43,7 @@ class GranuleSums {
   struct Entry {
     uint64_t block;  // 0: none; no granule lies there
     uint32_t sum;
-    uint32_t used;  // when, in finds and puts
+    uint32_t used;  // when, in finds and puts; 0: not yet
     BlockSums blocks;
   };
   Entry* set_of(uint64_t block) { return entries_.get() + (mix64(block) & mask_) * kWays; }
@@ -49,6 +52,7 @@ class GranuleSums {
   std::unique_ptr<Entry[], void (*)(void*)> entries_{nullptr, std::free};
   uint64_t mask_ = 0;
   uint32_t clock_ = 0;
+  uint32_t written_ = 0;
 };
 
 }  // namespace ffs::engine

@@ -441,6 +441,7 @@ void ChunkStore::Impl::prepared(StageOp* op) {
   counters.staged++;
   if (p.path == kFresh) counters.fresh++;
   if (p.path == kAppend) counters.in_place++;
+  if (p.path == kFresh || p.path == kAppend) remember_written(op);
   if (p.path == kDeferred) counters.deferred++;
   if (op->commit_now) {
     counters.committed++;

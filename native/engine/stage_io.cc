@@ -46,6 +46,8 @@ void ChunkStore::Impl::read_span(StageOp* op, uint32_t from, uint32_t to) {
   auto& p = op->p;
   p.in_flight = 1;
   p.reading = true;
+  if (p.path == kDeferred && p.verify_span)
+    counters.granules_read += (to - from + kGranuleBytes - 1) / kGranuleBytes;
   p.span_from = from;
   p.span_to = to;
   io.read(&op->io, file, p.base_place * kBlock + from, p.scratch, to - from, scratch->region_of(p.scratch));
@@ -293,6 +295,19 @@ bool ChunkStore::Impl::learn_blocks(StageOp* op) {
   return p.known_sums;
 }
 
+// Whole granules that the update wrote in place, with the blocks' checksums from its caller.
+void ChunkStore::Impl::remember_written(const StageOp* op) {
+  const auto& p = op->p;
+  if (op->block_checksums == nullptr || !granule_sums.enabled() || p.place == 0) return;
+  if (op->attributes.codec != 0 || write_offset(*op) % kBlock != 0) return;
+  const uint32_t from = write_offset(*op), to = from + op->length;
+  const auto first = static_cast<uint32_t>(round_up(from, kGranuleBytes) / kGranuleBytes);
+  for (uint32_t g = first; (g + 1) * kGranuleBytes <= to; g++) {
+    granule_sums.put_written(p.place + uint64_t{g} * kBlocksOfGranule, p.sums[g],
+                             op->block_checksums + (g * kGranuleBytes - from) / kBlock);
+  }
+}
+
 // The granule's checksum with the overlay's blocks in it, which are all whole ones.
 uint32_t ChunkStore::Impl::sum_by_blocks(StageOp* op, uint32_t granule) {
   auto& p = op->p;
@@ -302,10 +317,14 @@ uint32_t ChunkStore::Impl::sum_by_blocks(StageOp* op, uint32_t granule) {
   const uint32_t from = std::max(p.overlay_block, first);
   const uint32_t to = std::min(p.overlay_block + p.overlay_blocks, first + kBlocksOfGranule);
   const bool given = op->piece_checksums != nullptr && op->length == kBlock && op->offset % kBlock == 0;
+  const bool has_blocks = op->block_checksums != nullptr && op->offset % kBlock == 0;
+  const uint32_t by_block = has_blocks ? op->length / static_cast<uint32_t>(kBlock) : 0;  // the whole ones
   uint32_t sum = p.base_sums[granule];
   for (uint32_t b = from; b < to; b++) {
-    const uint32_t now =
-        given ? op->piece_checksums[0] : crc32c(p.overlay + (b - p.overlay_block) * kBlock, kBlock);
+    const uint32_t number = b - p.overlay_block;
+    const uint32_t now = given               ? op->piece_checksums[0]
+                         : number < by_block ? op->block_checksums[number]
+                                             : crc32c(p.overlay + number * kBlock, kBlock);
     sum = GranuleSums::replaced(sum, b - first, (*known)[b - first], now);
     (*known)[b - first] = now;
   }

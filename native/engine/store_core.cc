@@ -63,18 +63,19 @@ void ChunkStore::Impl::pump() {
   retry_space_waiters();
   step_compaction();
   step_discards(false);
-  pump_apply();
   // What waits for room waits for commits to be durable too, which nobody else may ask for.
   if (!stage_waiters.empty() && !apply_queue.empty() && journal->anything_gathered()) flush_wanted = true;
-  if (apply_needs_flush() && !journal->busy() && !poisoned) {
-    flush_wanted = false;
-    journal->kick(true);
-  }
+  // Before what goes into slots: it would wait behind that in the device.
   if (flush_wanted && !journal->busy() && !poisoned) {
     flush_wanted = false;
     // An empty group serves those who wait for old blocks that are flushed already.
     journal->kick(false);
     if (!journal->busy()) release_durable(journal->flushed_block());
+  }
+  pump_apply();
+  if (apply_needs_flush() && !journal->busy() && !poisoned) {
+    flush_wanted = false;
+    journal->kick(true);
   }
   if (journal->used_bytes() > journal->region_bytes() / 2) start_snapshot();
 }

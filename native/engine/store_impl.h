@@ -177,6 +177,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool sums_are_known(const StageOp& op);
   bool learn_blocks(StageOp* op);
   uint32_t sum_by_blocks(StageOp* op, uint32_t granule);
+  void remember_written(const StageOp* op);
   void sum_write(StageOp* op, uint32_t limit_from, uint32_t limit_to);
   void sum_truncate(StageOp* op);
   void start_data_writes(StageOp* op);

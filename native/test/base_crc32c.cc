@@ -49,6 +49,16 @@ TEST_CASE("crc32c extend, combine, zeros and copy agree with the definition") {
     std::vector<uint8_t> copy(all.size());
     CHECK(crc32c_copy(copy.data(), all.data(), all.size()) == expected);
     CHECK(copy == all);
+    std::vector<uint32_t> blocks(all.size() / kCrcBlockBytes), copied(blocks.size());
+    CHECK(crc32c_blocks(all.data(), all.size(), blocks.data()) == expected);
+    std::fill(copy.begin(), copy.end(), uint8_t{0});
+    CHECK(crc32c_copy_blocks(copy.data(), all.data(), all.size(), copied.data()) == expected);
+    CHECK(copy == all);
+    CHECK(copied == blocks);
+    for (size_t i = 0; i < blocks.size(); i++)
+      CHECK(blocks[i] == crc32c(all.data() + i * kCrcBlockBytes, kCrcBlockBytes));
+    const auto n = static_cast<uint32_t>(round % (kMaxCrcShiftBlocks + 1));
+    CHECK(crc32c_shift_blocks(first, n) == crc32c_combine(first, 0, uint64_t{n} * kCrcBlockBytes));
     std::memset(all.data() + a, 0, b);
     CHECK(crc32c_extend_zeros(first, b) == crc32c(all.data(), all.size()));
   }

@@ -149,9 +149,8 @@ std::string CrashRun::check(io::SimImage image, size_t prefix, const std::string
   return wrong.empty() ? "" : wrong + at;
 }
 
-std::string CrashRun::operate(Harness& h) {
+std::string CrashRun::operate(Harness& h, SimHost& host) {
   const uint64_t syncs = h.io->syncs();
-  SimHost host(h);
   model_.operate(host, options_.operations);
   metrics_ = h.store->metrics();
   if (!model_.failure().empty()) return model_.failure();
@@ -194,7 +193,8 @@ std::string CrashRun::run() {
   io::SimImage start = h.io->image();
   const size_t formatted = h.io->log().size();
   h.open(options_.mutants);
-  std::string wrong = operate(h);
+  SimHost host(h);  // until nothing is in flight
+  std::string wrong = operate(h, host);
   const std::vector<io::SimEvent> log = h.io->log();
   h.settle();  // before the memory of the model's operations goes
   model_.forget_running();

@@ -42,7 +42,7 @@ class CrashRun {
   StoreMetrics metrics() const { return metrics_; }
 
  private:
-  std::string operate(Harness& h);
+  std::string operate(Harness& h, SimHost& host);
   std::string crash_everywhere(const std::vector<io::SimEvent>& log, io::SimImage start, size_t from);
   std::string check(io::SimImage image, size_t prefix, const std::string& how, uint32_t depth);
   std::string check_again(Harness& h, const io::SimImage& start, const Recovered& found);

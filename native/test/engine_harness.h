@@ -48,6 +48,13 @@ struct Laid {
   }
   ~Laid() { std::free(memory); }
   Laid(const Laid&) = delete;
+  // What a caller that has checked the bytes by block gives with them.
+  const uint32_t* block_sums(size_t size) {
+    sums.resize(size / kCrcBlockBytes);
+    crc32c_blocks(data, size, sums.data());
+    return sums.data();
+  }
+  std::vector<uint32_t> sums;
 };
 
 struct ReadResult {
@@ -148,6 +155,7 @@ struct Harness {
     op.target = TargetId(kTarget);
     op.data = laid.data;
     op.tail_padded = true;
+    if (known_by_block && lead % kCrcBlockBytes == 0) op.block_checksums = laid.block_sums(bytes.size());
     op.owner = &done;
     op.done = [](StoreOp* o) { *static_cast<bool*>(o->owner) = true; };
     store->stage(&op);
@@ -245,6 +253,7 @@ struct Harness {
   uint64_t reads = 0;
   uint32_t release_step_chunks = 128;
   uint32_t granule_sums = 1024;
+  bool known_by_block = false;  // updates bring the checksums of their blocks
   uint64_t max_chunks = 0;
   uint64_t journal_bytes = 0;
   bool space = false;  // discards at once, compacts whatever it can

@@ -112,6 +112,7 @@ class FilePlace final : public Place {
   }
   Status stop(Stop how) override {
     Status closed = ok_status();
+    if (store_ == nullptr) return closed;  // opening failed
     if (how == Stop::close) {
       closed = store_->close();
     } else {

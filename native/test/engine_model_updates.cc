@@ -73,6 +73,9 @@ void Model::start_update() {
   if (old == nullptr && chunk.planned_chain.empty()) op.base = Version{};
   op.data = data.empty() ? nullptr : running->laid->data;
   op.tail_padded = random_() % 4 != 0;
+  if (op.offset % kCrcBlockBytes == 0 &&
+      op.version.update % 2 == 0)  // no draw: old seeds stay what they were
+    op.block_checksums = running->laid->block_sums(data.size());
   op.size_hint = some_hint();
   op.commit_now = random_() % (options_.space ? 2 : 5) == 0;
   op.identity = {ClientId(kModelClient), kModelChannel + static_cast<uint32_t>(key), ++chunk.sequence};
