@@ -223,6 +223,7 @@ void Shard::run(Target& target, const craq::Stage& effect) {
     stage.region = buffers_->region_of(payload->buffer);
     stage.tail_padded = true;
     stage.piece_checksums = payload->crcs.data();
+    stage.block_checksums = payload->known_blocks();
     evictor_->staging(target.spaces, update.key, update.length_bytes);
   }
   store_->stage(&stage);

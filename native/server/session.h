@@ -27,6 +27,8 @@ struct Session;
 
 // The bytes of an update on their way, with the writer's checksums; craq's BufferRef. Counted:
 // the replica's reference, one for each send under way, one for each stage under way.
+constexpr uint32_t kMaxKnownBlocks = 256;
+
 struct Payload {
   Payload* next_free = nullptr;
   uint32_t slot = 0;
@@ -38,6 +40,11 @@ struct Payload {
   bool has_crcs = false;  // the writer sent them; else they are computed here
   uint32_t crc_count = 0;
   std::array<uint32_t, kMaxGranules + 1> crcs;
+  // The same of each whole block of 4096 bytes, for the store's small overwrites later: of payloads that
+  // begin with a block, up to 1 MiB.
+  bool by_block = false;
+  bool has_block_crcs = false;  // once the bytes were checked
+  std::array<uint32_t, kMaxKnownBlocks> block_crcs;
 
   // Where it comes from, when it is fetched (PayloadState::later).
   ClientRegion* region = nullptr;
@@ -50,6 +57,7 @@ struct Payload {
   Payload* next_fetch = nullptr;
 
   uint8_t* data() const { return buffer + pad; }
+  const uint32_t* known_blocks() const { return has_block_crcs ? block_crcs.data() : nullptr; }
   craq::BufferRef ref() { return craq::BufferRef{reinterpret_cast<uint64_t>(this)}; }
   static Payload* of(craq::BufferRef ref) { return reinterpret_cast<Payload*>(ref.value); }
 };

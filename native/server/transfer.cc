@@ -32,6 +32,8 @@ Payload* Shard::take_payload(uint32_t chunk_offset, uint32_t length) {
   payload->length = length;
   payload->has_crcs = false;
   payload->crc_count = 0;
+  payload->by_block = payload->pad == 0 && length <= kMaxKnownBlocks * kCrcBlockBytes;
+  payload->has_block_crcs = false;
   payload->region = nullptr;
   payload->holder = nullptr;
   payload->target = nullptr;
@@ -62,7 +64,10 @@ bool Shard::check_payload(Payload* payload) {
   uint32_t at = 0;
   for (uint32_t i = 0; i < payload->crc_count; i++) {
     const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
-    const uint32_t crc = crc32c(payload->data() + at, length);
+    const uint8_t* bytes = payload->data() + at;
+    const uint32_t crc = payload->by_block
+                             ? crc32c_blocks(bytes, length, payload->block_crcs.data() + at / kBlock)
+                             : crc32c(bytes, length);
     if (!payload->has_crcs) payload->crcs[i] = crc;
     if (payload->crcs[i] != crc) {
       metrics_.crc_failures++;
@@ -70,6 +75,7 @@ bool Shard::check_payload(Payload* payload) {
     }
     at += length;
   }
+  payload->has_block_crcs = payload->by_block;
   return true;
 }
 
@@ -113,16 +119,18 @@ bool Shard::copy_some(Payload* payload, uint32_t* budget) {
   while (payload->fetched<payload->length&& * budget> 0) {
     const uint32_t at = payload->fetched;
     const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
+    uint8_t* to = payload->data() + at;
+    uint32_t* blocks = payload->by_block ? payload->block_crcs.data() + at / kBlock : nullptr;
     uint32_t crc;
     if (from != nullptr) {
-      crc = crc32c_copy(payload->data() + at, from + at, length);
+      crc = payload->by_block ? crc32c_copy_blocks(to, from + at, length, blocks)
+                              : crc32c_copy(to, from + at, length);
     } else {
       const off_t offset = static_cast<off_t>(payload->region->offset + payload->address + at);
-      if (::pread(payload->region->fd.get(), payload->data() + at, length, offset) !=
-          static_cast<ssize_t>(length)) {
+      if (::pread(payload->region->fd.get(), to, length, offset) != static_cast<ssize_t>(length)) {
         return false;
       }
-      crc = crc32c(payload->data() + at, length);
+      crc = payload->by_block ? crc32c_blocks(to, length, blocks) : crc32c(to, length);
     }
     if (!payload->has_crcs) payload->crcs[piece] = crc;
     if (payload->crcs[piece] != crc) {
@@ -134,6 +142,7 @@ bool Shard::copy_some(Payload* payload, uint32_t* budget) {
     *budget -= std::min(*budget, length);
     piece++;
   }
+  payload->has_block_crcs = payload->by_block && payload->fetched == payload->length;
   return true;
 }
 
