@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from ffs import errors
+from ffs.cli.parsing import join_signed
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -30,6 +31,7 @@ _NOUNS = (
     "attributes",
     "copy",
     "sync",
+    "find",
     "usage",
     "space",
     "xattr",
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Names are bytes to the file system: what isn't UTF-8 goes out as it came in.
             stream.reconfigure(errors="surrogateescape")
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(join_signed(sys.argv[1:] if argv is None else argv))
     if args.version:
         from importlib.metadata import PackageNotFoundError, version
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ffs.cli.text import parse_bytes
@@ -32,6 +32,34 @@ def command(
     if json_option:
         parser.add_argument("--json", action="store_true", help="for programs: JSON on stdout")
     return parser
+
+
+_SIGNED = {
+    "find": {"-size", "-mtime", "-mmin", "-perm", "-links"},
+    "head": {"-n", "--lines", "-c", "--bytes"},
+    "tail": {"-n", "--lines", "-c", "--bytes"},
+    "truncate": {"-s", "--size"},
+}
+
+
+def join_signed(argv: Sequence[str]) -> list[str]:
+    """`-size -4k` as `-size=-4k`: else argparse takes values that begin with a minus for options. Pure."""
+    line = list(argv)
+    verb = next((i for i, word in enumerate(line) if word in _SIGNED), None)
+    if verb is None:
+        return line
+    out, options, i = line[: verb + 1], _SIGNED[line[verb]], verb + 1
+    while i < len(line):
+        value = line[i + 1] if i + 1 < len(line) else ""
+        if line[i] in options and value[:1] == "-" and value[1:2].isdigit():
+            # A short option takes its value as `-n-4`, a long one as `--lines=-4`; find's are long ones.
+            short = len(line[i]) == 2
+            out.append(line[i] + value if short else f"{line[i]}={value}")
+            i += 2
+        else:
+            out.append(line[i])
+            i += 1
+    return out
 
 
 def size_argument(text: str) -> int:
