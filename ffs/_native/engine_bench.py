@@ -28,6 +28,7 @@ class EngineCount:
     moved_bytes: int
     longest_step_us: int
     longest_operation_us: int
+    granules_read: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class EngineBench:
             moved_bytes=int(count.moved_bytes),
             longest_step_us=int(count.longest_step_us),
             longest_operation_us=int(count.longest_operation_us),
+            granules_read=int(count.granules_read),
         )
 
     def reopen(self) -> None:

@@ -77,6 +77,7 @@ int ffs_engine_bench_run(ffs_engine_bench* bench, const ffs_engine_bench_load* l
   out->moved_bytes = count->moved_bytes;
   out->longest_step_us = count->longest_step_us;
   out->longest_operation_us = count->longest_operation_us;
+  out->granules_read = count->granules_read;
   return 0;
 }
 

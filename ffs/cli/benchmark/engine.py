@@ -28,7 +28,7 @@ from ffs.cli.benchmark.engine_cases import (
     EngineLoop,
 )
 from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
-from ffs.cli.benchmark.protocol import alternate, is_noisy, summarise
+from ffs.cli.benchmark.protocol import Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
 from ffs.errors import FfsError
 
@@ -119,7 +119,14 @@ class Suite:
             floors = [theirs.metered(floor, case.block_bytes)]
             if case.beside:
                 floors.append(alone.metered(EngineLoop(engine, case, beside=""), case.block_bytes))
-            rounds = alternate(ours.metered(loop, case.block_bytes), floors, self.slices, self.slice_s)
+            measured = ours.metered(loop, case.block_bytes)
+
+            def run(seconds: float) -> Slice:
+                if case.cold:
+                    engine.reopen()  # not counted
+                return measured(seconds)
+
+            rounds = alternate(run, floors, self.slices, self.slice_s)
         summary = summarise(rounds, only=[0])
         more: dict[str, object] = {
             "quartiles": [round(q, 4) for q in summary.quartiles],

@@ -24,6 +24,7 @@ class EngineCase:
     random: bool = False
     plain: bool = False
     beside: str = ""
+    cold: bool = False  # the store is opened anew before each slice: it knows no granule by block
 
     def full_name(self, place: str) -> str:
         return f"{self.name}-{place}"
@@ -41,6 +42,7 @@ CASES = (
     EngineCase("read-1m-seq-qd16", "read", MIB, 16, (0.95, 0.85)),
     EngineCase("write-1m-qd16", "write", MIB, 16, (0.90, None)),
     EngineCase("overwrite-4k-rand-qd64", "overwrite", 4096, 64, (0.50, None), random=True),
+    EngineCase("overwrite-4k-rand-qd64-cold", "overwrite", 4096, 64, (None, None), random=True, cold=True),
     EngineCase("read-4k-rand-qd32-plain", "read", 4096, 32, (None, None), random=True, plain=True),
     EngineCase("read-1m-seq-qd16-plain", "read", MIB, 16, (None, None), plain=True),
     EngineCase("write-1m-qd16-plain", "write", MIB, 16, (None, None), plain=True),
@@ -123,6 +125,8 @@ class EngineLoop:
             journal = sum(count.journal_bytes for count in self.counts)
             more["operations_a_flush"] = round(operations / flushes, 1)
             more["journal_bytes_an_operation"] = round(journal / max(1, operations))
+            granules = sum(count.granules_read for count in self.counts)
+            more["granules_read_an_operation"] = round(granules / max(1, operations), 3)
         moved = sum(count.moved_bytes for count in self.counts)
         if moved:
             more["moved_mib"] = round(moved / MIB, 1)

@@ -559,6 +559,7 @@ typedef struct {
   uint64_t flushes, journal_bytes, snapshots, moved_bytes; /* during the run */
   uint64_t longest_step_us;  /* of the store, since it was opened */
   uint64_t longest_operation_us;
+  uint64_t granules_read;    /* during the run: to verify them before small overwrites */
 } ffs_engine_bench_count;
 typedef struct {
   uint32_t struct_size;
