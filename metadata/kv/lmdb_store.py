@@ -20,6 +20,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ _log = logging.getLogger(__name__)
 MAP_BYTES: Final = 1 << 38  # address space, not memory: the file grows as it is used
 MAX_READERS: Final = 1024
 MAX_GROUP: Final = 1024
+READER_CHECK_S: Final = 10.0  # how often reader slots of processes that were killed are looked for
 
 
 class _Queued(NamedTuple):
@@ -220,6 +222,7 @@ class LmdbStore(Store):
         self._watched: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._pending = 0
+        self._readers_checked_s = time.monotonic()
         self.commits = 0  # groups made durable, for metrics
         self._thread = threading.Thread(target=self._committer, name="lmdb-committer", daemon=True)
         self._thread.start()
@@ -318,6 +321,7 @@ class LmdbStore(Store):
                 if self._closed:
                     return
                 continue
+            self._check_readers()
             loop = (self._urgent or self._queue)[0].done.get_loop()
             try:
                 self._commit_group(loop)
@@ -328,6 +332,14 @@ class LmdbStore(Store):
                 self._queue.clear()
                 self._urgent.clear()
                 self._awake = False
+
+    def _check_readers(self) -> None:
+        """A snapshot of a process that was killed keeps its pages from being used again: the file would grow
+        with every commit."""
+        now = time.monotonic()
+        if now - self._readers_checked_s >= READER_CHECK_S:
+            self._readers_checked_s = now
+            self._env.reader_check()
 
     def _commit_group(self, loop: asyncio.AbstractEventLoop) -> None:
         group: list[_Queued] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ffs.cli.benchmark.meta import CASES, KILLED, NAMES
+from ffs.cli.benchmark.meta import CASES, KILLED, NAMES, store_of_its_own
 from ffs.cli.benchmark.report import Result, json_line
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,13 @@ def test_bad_options(options: list[str]) -> None:
     assert run.returncode in (1, 2)
     assert run.stdout == ""
     assert options[-1] in run.stderr
+
+
+def test_a_run_on_foundationdb_has_a_prefix_of_its_own() -> None:
+    one, other = store_of_its_own("fdb:///c"), store_of_its_own("fdb:///c")
+    assert one.startswith("fdb:///c?prefix=ffs-bench-")
+    assert one != other
+    assert store_of_its_own("fdb:///c?prefix=a-").startswith("fdb:///c?prefix=a-ffs-bench-")
 
 
 def test_a_limit_is_kept_by_what_is_below_it() -> None:

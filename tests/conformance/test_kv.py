@@ -138,6 +138,16 @@ class StoreConformance:
 
             await store.read(body)
 
+            async def many(snap: Snapshot) -> None:
+                wanted = [b"c", b"missing", b"a", b"a", b"a\0\0"]
+                assert await snap.get_many(wanted) == [b"=c", None, b"=a", b"=a", None]
+                assert await snap.get_many([]) == []
+                spans = [(b"b", b"d"), (b"a", b"a\0"), (b"d", b"z"), (b"c", b"a"), (b"a", b"b")]
+                assert await snap.ranges(spans) == [await snap.range(*span) for span in spans]
+                assert await snap.ranges([]) == []
+
+            await store.read(many)
+
             async def in_txn(txn: Transaction) -> None:
                 await body(txn)
 

@@ -7,6 +7,7 @@ server where files have data; all on this machine, over loopback.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -173,9 +174,8 @@ class Suite:
         try:
             yield self._noise(floor)
             shape = Shape(nodes=1, replicas=1, device_bytes=2 << 30, metas=METAS)
-            cluster = Supervisor(
-                Directory(self.directory / "cluster"), shape, lambda line: None, store=self.store
-            )
+            store = store_of_its_own(self.store) if self.store else ""
+            cluster = Supervisor(Directory(self.directory / "cluster"), shape, lambda line: None, store=store)
             with cluster.hold():
                 say("starting the cluster")
                 cluster.start(lambda: False)
@@ -324,6 +324,12 @@ class Suite:
             killer.join()
             if failures:
                 raise failures[0]
+
+
+def store_of_its_own(url: str) -> str:
+    """The same database under a prefix that no other run has. What is made there stays there."""
+    beginning = url if "?prefix=" in url else f"{url}?prefix="
+    return f"{beginning}ffs-bench-{os.urandom(4).hex()}"
 
 
 def _latencies(clients: Clients, seconds: float) -> list[float]:

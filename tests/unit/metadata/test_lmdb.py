@@ -169,6 +169,33 @@ def test_reader_slots_of_killed_processes_are_taken_back(
     asyncio.run(main())
 
 
+def test_the_snapshot_of_a_killed_process_goes(
+    tmp_path: Path, spawn: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no page that it might read could be used again, and the file would grow."""
+    monkeypatch.setattr(lmdb_store, "READER_CHECK_S", 0.0)
+    code = """
+        store = LmdbStore(sys.argv[1])
+        reader = store.begin()
+        print("reading", flush=True)
+        time.sleep(600)
+    """
+
+    async def main() -> None:
+        store = LmdbStore(tmp_path / "s")
+        child = spawn(code, tmp_path / "s")  # type: ignore[operator]
+        assert child.stdout.readline() == "reading\n"
+        assert await add(store, b"n") == 1
+        assert str(child.pid) in store._env.readers()
+        child.kill()
+        child.wait()
+        assert await add(store, b"n") == 2
+        assert str(child.pid) not in store._env.readers()
+        await store.close()
+
+    asyncio.run(main())
+
+
 def make_store(path: Path) -> None:
     """Makes an empty store."""
 
