@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from ffs import errors
-from ffs.cli.parsing import join_signed
+from ffs.cli.parsing import CommandParser, join_signed
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -32,6 +32,7 @@ _NOUNS = (
     "copy",
     "sync",
     "find",
+    "trash",
     "usage",
     "space",
     "xattr",
@@ -60,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="how data moves between client and servers (default: the best that both offer)",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for noun in _NOUNS:
         importlib.import_module(f"ffs.cli.{noun}").add_commands(commands)
     return parser

@@ -17,6 +17,24 @@ Commands = Any  # argparse's _SubParsersAction, which has no public name
 Run = Callable[[argparse.Namespace], int]
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Options and operands of a command may stand in any order: `ffs rm /a -r /b`."""
+
+    _inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        plain = not any(
+            action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._get_positional_actions()
+        )
+        if self._inside or not plain:
+            return super().parse_known_args(args, namespace)
+        self._inside = True  # what follows calls this method for each of its two passes
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._inside = False
+
+
 def command(
     commands: Commands, name: str, run: Run, help_line: str, *, json_option: bool = False, **options: Any
 ) -> argparse.ArgumentParser:

@@ -136,6 +136,10 @@ def test_options_stand_before_or_after_the_command() -> None:
     assert parser.parse_args(["--cluster", "h:1", "ls"]).cluster == "h:1"
     assert parser.parse_args(["ls", "--cluster", "h:1"]).cluster == "h:1"
     assert parser.parse_args(["ls"]).cluster is None
+    mixed = parser.parse_args(["rm", "/a", "-r", "/b", "--", "-c"])
+    assert (mixed.paths, mixed.recursive) == (["/a", "/b", "-c"], True)
+    assert parser.parse_args(["ls"]).paths == parser.parse_args(["ls", "-l"]).paths != []
+    assert parser.parse_args(["cp", "a", "-r", "b", "c"]).target == "c"
     assert parser.parse_args(["up", "--device-size", "1GiB"]).device_size == 1 << 30
 
 
