@@ -69,13 +69,13 @@ class NotEmpty(FfsError):
 
 
 class AccessDenied(FfsError, PermissionError):
-    """Mode bits refuse it."""
+    """Mode bits refuse it, or a storage server the capability."""
 
     code = _errno.EACCES
 
 
 class NotPermitted(FfsError, PermissionError):
-    """Only the owner, or root, may do it; or a capability lacks the right."""
+    """Only the owner, or root, may do it."""
 
     code = _errno.EPERM
 
@@ -301,7 +301,7 @@ CLASS_OF_DETAIL: dict[int, type[FfsError]] = {
     10: ChecksumMismatch,
     11: DeviceFailed,
     12: Overloaded,
-    13: NotPermitted,
+    13: AccessDenied,
     14: CapabilityExpired,
     15: BadHandle,
     16: WrongCluster,
@@ -309,6 +309,12 @@ CLASS_OF_DETAIL: dict[int, type[FfsError]] = {
     18: Overloaded,
     19: ProtocolError,
     20: OutcomeUnknown,
+    21: AccessDenied,  # forged
+    22: AccessDenied,  # signed with a key that isn't valid
+    23: AccessDenied,  # for another space
+    24: AccessDenied,  # without that right
+    25: AccessDenied,  # unsigned, where that isn't taken
+    26: AccessDenied,  # a server that can't prove the cluster's secret
 }
 
 

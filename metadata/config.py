@@ -19,6 +19,7 @@ class MetaConfig:
     lease_ms: int  # 1000 .. 60000: how long a silent manager stays the manager
     failure_timeout_ms: int  # 200 .. 600000: how long a silent storage node is waited for
     log_level: str
+    key_rotation_s: int  # how long a key signs capabilities; 0: until `ffs cluster rotate-keys`
 
 
 def _lease_ms(text: str) -> int:
@@ -33,6 +34,15 @@ def _failure_timeout_ms(text: str) -> int:
     if not 200 <= value <= 600_000:
         raise argparse.ArgumentTypeError("give 200 to 600000 (milliseconds)")
     return value
+
+
+def _hours(text: str) -> int:
+    hours = float(text)
+    if not 0 <= hours <= 24 * 365:
+        raise argparse.ArgumentTypeError("give 0 (never) to 8760 (hours)")
+    if hours and hours < 1:
+        raise argparse.ArgumentTypeError("give 0 (never), or at least 1 hour: capabilities last ten minutes")
+    return round(hours * 3600)
 
 
 def parse_config(arguments: Sequence[str] | None = None) -> MetaConfig:
@@ -54,6 +64,12 @@ def parse_config(arguments: Sequence[str] | None = None) -> MetaConfig:
         default=10_000,
         help="a storage node that isn't heard for so long is given up: its chains go on without it",
     )
+    parser.add_argument(
+        "--key-rotation-hours",
+        type=_hours,
+        default=24 * 3600,
+        help="another key signs capabilities after so many hours (default 24; 0: only by command)",
+    )
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     known = parser.parse_args(arguments)
     if known.advertise:
@@ -67,4 +83,5 @@ def parse_config(arguments: Sequence[str] | None = None) -> MetaConfig:
         lease_ms=known.lease_ms,
         failure_timeout_ms=known.failure_timeout_ms,
         log_level=known.log_level,
+        key_rotation_s=known.key_rotation_hours,
     )

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import ffs
 from ffs.proto import meta
-from ffs.proto.common import Message
+from ffs.proto.common import Message, encode_capability
 from ffs.rpc.address import format_address
 from ffs.rpc.handshake import Peer, read_secret
 from ffs.rpc.ready import announce_ready
 from ffs.rpc.server import Server
+from metadata.auth.keys import Signer
 from metadata.cluster.chain_port import StorageControl
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.identity import cluster_id
@@ -54,7 +55,7 @@ class MetaService:
         return await self._manager.handle(peer, request)
 
     def cancellable(self, request: Message) -> bool:
-        return self._manager.cancellable(request)
+        return type(request) is meta.Lock or self._manager.cancellable(request)
 
 
 async def serve(config: MetaConfig, stop: asyncio.Event) -> None:
@@ -71,10 +72,20 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
     cluster = await cluster_id(store, f"ffs {ffs.__version__}")
     clock = ManagerClock()
     lease = Lease(store, clock, duration_ms=config.lease_ms, grants_ms=config.failure_timeout_ms)
+    signer = Signer(store) if secret is not None else None
+    if signer is not None:
+        await signer.ensure_first()
     routing = RoutingCache(store, clock)
     await routing.refresh()
     manager = Manager(
-        store, lease, clock, routing, cluster=cluster, failure_timeout_s=config.failure_timeout_ms / 1000.0
+        store,
+        lease,
+        clock,
+        routing,
+        cluster=cluster,
+        failure_timeout_s=config.failure_timeout_ms / 1000.0,
+        signer=signer,
+        key_period_ms=config.key_rotation_s * 1000,
     )
     control = StorageControl(
         routing,
@@ -83,7 +94,8 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
         name=PROGRAM,
         failure_timeout_s=config.failure_timeout_ms / 1000.0,
     )
-    core = Core(store, routing, control, cluster_id=cluster)
+    sign = encode_capability if signer is None else signer.sign
+    core = Core(store, routing, control, cluster_id=cluster, sign=sign)
     service = MetaService(Namespace(core), manager)
     async with Server(service, config.listen, cluster=cluster, secret=secret, name=PROGRAM) as server:
         lease.address = config.advertise or format_address(server.address)
@@ -96,6 +108,8 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
                 group.create_task(_while_primary(lease, SessionSweeper(core).run)),
                 group.create_task(_while_primary(lease, lambda: keep_complete(store))),
             ]
+            if signer is not None:
+                tasks.append(group.create_task(signer.poll()))
             announce_ready(PROGRAM, lease.address, config.ready_file, {"cluster": cluster.hex()})
             await stop.wait()
             for task in tasks:

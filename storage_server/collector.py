@@ -58,7 +58,10 @@ class Collector:
         cluster: bytes,
         manager_ms: Callable[[], int],
         loop: asyncio.AbstractEventLoop,
+        sign: Callable[[Capability], bytes] = encode_capability,
     ) -> None:
+        """`sign`: makes the bytes of its capability; called from its thread too."""
+        self._sign = sign
         self._client_id = collector_client(node, incarnation)
         self._manager_ms = manager_ms
         self._loop = loop
@@ -83,6 +86,11 @@ class Collector:
         self._waiting.append(_Work(request.chain, steps_of(request), future))
         os.eventfd_write(self._wake, 1)
         return await future
+
+    def renew(self) -> None:
+        """Keys have changed: makes its capability anew. Any thread."""
+        if not self._stopping:
+            self._renew()
 
     def close(self) -> None:
         """What is under way gets ShutDown. Blocking until the thread has ended. Repeatable."""
@@ -174,7 +182,7 @@ class Collector:
     # the capability
 
     def _make_capability(self) -> bytes:
-        return encode_capability(
+        return self._sign(
             Capability(
                 kind=CAPABILITY_CLUSTER,
                 rights=RIGHT_READ | RIGHT_WRITE | RIGHT_REMOVE,

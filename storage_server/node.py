@@ -18,6 +18,8 @@ from ffs._native.routes import ChainRoute, TargetRoute
 from ffs._native.server import NativeServer, ShardInfo, SpacePolicy, SpaceUse, clock_ms
 from ffs.errors import Fenced, FfsError, NotFound
 from ffs.proto import cluster as proto
+from ffs.proto.auth import KeySet, sign_capability
+from ffs.proto.common import Capability, encode_capability
 from ffs.rpc.caller import Caller
 from storage_server.collector import Collector
 
@@ -31,6 +33,7 @@ BEAT_MIN_S: Final = 0.005  # between two heartbeats, however much news there is
 POLL_MS: Final = 1500  # below ffs.rpc.caller's patience with one of several addresses
 USE_S: Final = 1.0  # between two reports of what KV spaces hold,
 USES_A_SECOND: Final = 2000  # or longer, so that no more than so many are told
+NO_KEYS: Final = KeySet(revision=0, sign=0, keys=())
 NO_SPACES: Final = proto.SpaceConfig(revision=(0, 0), policies=())
 LEASE_PARTS: Final = (15, 16)  # of a lease that are used: the rest is for clocks that run apart
 
@@ -60,6 +63,7 @@ class Node:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ffs-native")
         self._config = proto.NodeConfig(number=(0, 0), epoch=0, chains=(), targets=())
         self._spaces = NO_SPACES
+        self._keys = NO_KEYS
         self._tell_use_s = 0.0  # when to say again what KV spaces hold, on the loop's clock
         self._term = 0  # the highest that a manager has answered with
         self._fenced: set[int] = set()  # since the last heartbeat that was answered
@@ -151,6 +155,7 @@ class Node:
                 config=self._config.number,
                 wait_ms=POLL_MS,
                 spaces=self._spaces.revision,
+                keys=self._keys.revision,
             )
             try:
                 reply = cast(
@@ -164,6 +169,7 @@ class Node:
             if not self._accepts(reply.term):
                 await asyncio.sleep(self._retry_s)
                 continue
+            await self._take_keys(reply.keys)
             await self._take_spaces(reply.spaces)
             await self._take(reply.config)
             await self._fence(reply.fences)
@@ -208,6 +214,7 @@ class Node:
                     sequence=self._sequence,
                     spaces=self._spaces.revision,
                     space_use=use,
+                    keys=self._keys.revision,
                 ),
                 self._call_timeout_s,
             ),
@@ -217,7 +224,8 @@ class Node:
             return self._retry_s
         self._fenced.difference_update(fenced)
         self.manager_ms = max(self.manager_ms, reply.manager_ms)
-        await self._take_spaces(reply.spaces)  # first: what serves must know what may be evicted
+        await self._take_keys(reply.keys)  # first: what serves must know which capabilities are genuine
+        await self._take_spaces(reply.spaces)  # what serves must know what may be evicted
         if not await self._take(reply.config):
             await self._configure()  # again: manager time, and targets that were on their way out
         used, parts = LEASE_PARTS
@@ -241,6 +249,23 @@ class Node:
         await self._configure()
         self._news.set()
         return True
+
+    async def _take_keys(self, keys: KeySet | None) -> None:
+        """Hands over newer signing keys, and has that known at once: the manager waits for it."""
+        async with self._configuring:
+            if keys is None or keys.revision <= self._keys.revision:
+                return
+            await self.native(self._native.set_keys, [(key.id, key.secret) for key in keys.keys])
+            self._keys = keys
+        if self.collector is not None:
+            self.collector.renew()
+        self._news.set()
+
+    def sign(self, capability: Capability) -> bytes:
+        """The bytes of a capability of this process itself; unsigned where there are no keys (yet). Any
+        thread."""
+        key = self._keys.signing_key()
+        return encode_capability(capability) if key is None else sign_capability(capability, key)
 
     async def _take_spaces(self, spaces: proto.SpaceConfig | None) -> None:
         """Hands over newer policies of KV spaces. Until the first, nothing is evicted."""

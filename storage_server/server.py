@@ -21,6 +21,7 @@ from ffs._native.device import host_id
 from ffs._native.server import NativeServer, ShardInfo
 from ffs.errors import InvalidArgument, Unreachable
 from ffs.proto import cluster as proto
+from ffs.proto.auth import peer_key
 from ffs.rpc.address import format_address
 from ffs.rpc.caller import Caller
 from ffs.rpc.handshake import AskerHandshake, read_secret
@@ -96,6 +97,7 @@ async def _run_node(
         failure_timeout_ms=registered.failure_timeout_ms,
         sync_share_percent=config.sync_share_percent,
         scrub_bytes_per_s=config.scrub_bytes_per_s,
+        peer_key=peer_key(secret) if secret is not None else None,
     )
     poller.cluster = cluster
     node = Node(
@@ -109,7 +111,9 @@ async def _run_node(
             shards.append(await node.native(add, device.path))
         await node.start()
         loop = asyncio.get_running_loop()
-        node.collector = Collector(node.id, node.incarnation, cluster, lambda: node.manager_ms, loop)
+        node.collector = Collector(
+            node.id, node.incarnation, cluster, lambda: node.manager_ms, loop, node.sign
+        )
         await _serve(config, node, native, shards, cluster, secret, host, stop)
     finally:
         await node.stop()

@@ -28,6 +28,7 @@ __all__ = [
 WRITE_CACHES: Final = ("auto", "volatile", "protected")  # by the numbers of ffs_device_options (ffs.h)
 DISCARDS: Final = ("auto", "off", "on")
 _MAX_REPORTS: Final = 4096
+KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,8 @@ class NativeServer:
     node, incarnation, cluster: who it is. bind_host: numeric. socket_dir: where the Unix sockets of the
     transport `local` go, None for none. Sizes in bytes, 0 for defaults (ffs.h). failure_timeout_ms: the
     cluster's; sync_share_percent: of the device that background work may take beside clients;
-    scrub_bytes_per_s: a device, 0 for no scrub. Any thread.
+    scrub_bytes_per_s: a device, 0 for no scrub; peer_key: what servers prove to each other, then only signed
+    capabilities are taken; None for neither. Any thread.
     """
 
     def __init__(
@@ -200,6 +202,7 @@ class NativeServer:
         failure_timeout_ms: int = 0,
         sync_share_percent: int = 0,
         scrub_bytes_per_s: int = 0,
+        peer_key: bytes | None = None,
     ) -> None:
         self._raw: Any = None
         if len(cluster) != 16:
@@ -224,6 +227,11 @@ class NativeServer:
         options.failure_timeout_ms = failure_timeout_ms
         options.sync_share_percent = sync_share_percent
         options.scrub_bytes_per_s = scrub_bytes_per_s
+        if peer_key is not None:
+            if len(peer_key) != KEY_BYTES:
+                raise InvalidArgument(f"a peer key has {KEY_BYTES} bytes, not {len(peer_key)}")
+            kept.append(ffi.new("uint8_t[]", peer_key))
+            options.peer_key = kept[-1]
         out = ffi.new("ffs_server**")
         check(lib.ffs_server_create(options, out))
         self._raw = out[0]
@@ -277,6 +285,15 @@ class NativeServer:
         """The manager's lease on this node holds until then, on clock_ms. An earlier time changes nothing.
         Blocking, short."""
         check(lib.ffs_server_lease(self.raw, until_ms))
+
+    def set_keys(self, keys: Sequence[tuple[int, bytes]]) -> None:
+        """The keys (id, secret) that sign capabilities from now on, at most 8; what was opened under others
+        is refused. Blocking, short."""
+        in_c = ffi.new("ffs_signing_key[]", len(keys))
+        for to, (number, secret) in zip(in_c, keys, strict=True):
+            to.id = number
+            to.secret = secret
+        check(lib.ffs_server_set_keys(self.raw, in_c, len(keys)))
 
     def set_spaces(self, policies: Sequence[SpacePolicy]) -> None:
         """Replaces what is known of quotas and times to live; chains that aren't here are ignored.

@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from ffs.proto.auth import KeySet
 from ffs.proto.common import Message
 
 MAX_REPLICAS: Final = 8  # native/include/ffs/ffs.h, ffs_chain_route.members
@@ -244,6 +245,7 @@ class Heartbeat(Message, tag=106, kw_only=True):
     sequence: int = 0
     spaces: tuple[int, int] | None = None
     space_use: tuple[SpaceUse, ...] = ()
+    keys: int | None = None  # revision of the KeySet that it acts on (0 at first; None: it takes none)
 
 
 class ChainRoute(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -290,6 +292,7 @@ class HeartbeatReply(Message, tag=107, kw_only=True):
     lease_ms: int = 0  # counted from when the heartbeat was sent
     term: int = 0  # of the manager: a node takes nothing from an earlier one than it has heard from
     spaces: SpaceConfig | None = None  # None: the one that the node has stands. Taken up before `config`
+    keys: KeySet | None = None  # the same, and before that
 
 
 class WaitConfig(Message, tag=108, kw_only=True):
@@ -302,6 +305,7 @@ class WaitConfig(Message, tag=108, kw_only=True):
     config: tuple[int, int]
     wait_ms: int
     spaces: tuple[int, int] | None = None
+    keys: int | None = None
 
 
 class WaitConfigReply(Message, tag=109, kw_only=True):
@@ -309,6 +313,7 @@ class WaitConfigReply(Message, tag=109, kw_only=True):
     fences: tuple[int, ...] = ()
     term: int = 0
     spaces: SpaceConfig | None = None
+    keys: KeySet | None = None
 
 
 # --- messages: clients and people to the metadata service ----------------------------------------
@@ -406,6 +411,7 @@ class StatusReply(Message, tag=115, kw_only=True):
     nodes: tuple[NodeStatus, ...]
     chains: tuple[ChainStatus, ...]
     tables: tuple[TableRoute, ...]
+    signed: bool = False  # capabilities are signed, and connections authenticated
 
 
 class Ping(Message, tag=116, kw_only=True):

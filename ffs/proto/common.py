@@ -2,7 +2,8 @@
 
 Form: msgpack by msgspec, every Struct an array (`array_like`): the fields in the order of this
 source. A message is preceded by its tag (an int, unique over all messages of ffs: 0-9 here,
-10-99 ffs.proto.meta, 100-199 ffs.proto.cluster); the field after the tag is its version `v`.
+10-99 ffs.proto.meta (80-89: ffs.proto.auth), 100-199 ffs.proto.cluster); the field after the tag is
+its version `v`.
 A record begins with `v`. Fields are only ever appended, each with a default: a reader skips
 trailing fields that it doesn't know and fills in those that an older writer didn't send.
 Names and paths are bytes (no encoding is assumed). No I/O. docs/metadata.md, Messages.

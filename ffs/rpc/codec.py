@@ -14,11 +14,11 @@ from typing import Any, cast
 import msgspec
 
 from ffs.errors import ProtocolError
-from ffs.proto import cluster, common, meta
+from ffs.proto import auth, cluster, common, meta
 from ffs.proto.common import ErrorReply, Message
 from ffs.rpc.frame import REPLY, encode_frame
 
-MODULES = (common, meta, cluster)
+MODULES = (common, meta, auth, cluster)
 
 
 def message_classes() -> list[type[Message]]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ffs.errors import Fenced, FfsError, NotPermitted, NotPrimary, ProtocolError
+from ffs.proto.auth import RotateKeys
 from ffs.proto.cluster import (
     AllocateTargets,
     AllocateTargetsReply,
@@ -44,6 +45,7 @@ from ffs.proto.cluster import (
 from ffs.proto.common import Message, OkReply
 from ffs.proto.records import FencedClient
 from ffs.rpc.handshake import Peer
+from metadata.auth.keys import KeyKeeper, Signer
 from metadata.cluster import chain as chains
 from metadata.cluster.clock import ManagerClock, monotonic_s
 from metadata.cluster.commands import Commands
@@ -85,6 +87,7 @@ class NodeState:
     fenced: set[int] = field(default_factory=set)
     acted: NodeConfig | None = None  # what it acted on at its last heartbeat, if that is still known
     waits: int = 0  # WaitConfig that are open
+    keys: int | None = None  # revision of the signing keys that it acts on; None: it takes none
 
 
 class Manager:
@@ -101,6 +104,8 @@ class Manager:
         failure_timeout_s: float = FAILURE_TIMEOUT_S,
         syncs_of_node: int = SYNCS_OF_NODE,
         now_s: Callable[[], float] = monotonic_s,
+        signer: Signer | None = None,
+        key_period_ms: int = 0,
     ) -> None:
         self._store = store
         self.lease = lease
@@ -115,6 +120,17 @@ class Manager:
         self._chains = Decisions(self._seat, failure_timeout_s, syncs_of_node)
         self._configs = Configs(lambda node: node_config(self.view, node, self._chains.proposals))
         self.spaces = Spaces(store, lease, lambda: self.view, self._configs.changed, now_s)
+        self.keys = KeyKeeper(
+            store,
+            lease,
+            clock,
+            signer=signer,
+            period_ms=key_period_ms,
+            behind=self._behind_keys,
+            changed=lambda: self._configs.changed(self.view.nodes),
+            now_s=now_s,
+        )
+        self.signed = signer is not None
         self.rates = SyncRates()
         self._commands = Commands(store, lease, routing, self)
         self._term = 0  # that what follows belongs to; 0: nothing has been read yet in this one
@@ -207,6 +223,8 @@ class Manager:
                 await self.spaces.tick()  # it may have been made just now
                 return self.spaces.reply(request)
             return reply if reply is not None else await self._commands.handle(peer, request)
+        if isinstance(request, RotateKeys):
+            return await self.keys.handle(request.look)
         if isinstance(request, CreateTable):
             made = await self._registry.create_table(request)
             await self.records_changed()
@@ -214,7 +232,7 @@ class Manager:
         if peer.role != "storage":
             raise NotPermitted(f"{type(request).__name__} is for storage nodes, not for role {peer.role}")
         if isinstance(request, WaitConfig):
-            return await self._wait_config(request)
+            return await self._wait_config(peer, request)
         if isinstance(request, AllocateTargets):
             return AllocateTargetsReply(targets=await self._registry.allocate_targets(request))
         if isinstance(request, RegisterNode):
@@ -275,6 +293,7 @@ class Manager:
                 await _survive(self._save_usage())
                 await _survive(self._commands.tick())
                 await _survive(self.spaces.tick())
+                await _survive(self.keys.tick())
 
     async def _keep_alive(self) -> None:
         while True:
@@ -351,6 +370,7 @@ class Manager:
         state = self._state_of(beat.node, beat.incarnation)
         now = self.now_s()
         state.fenced.update(beat.fenced)
+        state.keys = beat.keys
         changed: set[int] = set()
         if not beat.sequence or beat.sequence > state.sequence:
             was_here = self._presences.here(beat.node, beat.incarnation, now)
@@ -363,9 +383,10 @@ class Manager:
             self._hear_usage(beat.node, state)
             self.rates.heard(state.reports.values(), now)
             if not was_here:
+                self._chains.came_back(state.reports)
                 changed |= self.view.chains_of(beat.node)
         self._look(changed)
-        return self._beat_reply(beat, state, now)
+        return self._beat_reply(peer, beat, state, now)
 
     def _take_reports(self, beat: Heartbeat, state: NodeState) -> set[int]:
         """Stores what is possible of them; the chains to look at."""
@@ -412,7 +433,7 @@ class Manager:
             self._said.add(what)
             log.error(text, what[1], what[2])
 
-    def _beat_reply(self, beat: Heartbeat, state: NodeState, now: float) -> HeartbeatReply:
+    def _beat_reply(self, peer: Peer, beat: Heartbeat, state: NodeState, now: float) -> HeartbeatReply:
         if not self.lease.may_grant():
             # Another process may be the manager by now: nothing that it would have to say.
             return HeartbeatReply(manager_ms=self.clock.now_ms(), next_ms=BEAT_MOVING_MS, term=self._term)
@@ -434,12 +455,25 @@ class Manager:
             lease_ms=lease_ms,
             term=self._term,
             spaces=self.spaces.news_for(beat.node, beat.spaces),
+            keys=self.keys.news_for(peer, beat.keys),
         )
 
     def _fences_for(self, state: NodeState) -> tuple[int, ...]:
         return tuple(sorted(self._fences - state.fenced)[:FENCES_A_REPLY])
 
-    async def _wait_config(self, request: WaitConfig) -> WaitConfigReply:
+    def _behind_keys(self, revision: int) -> list[str]:
+        """Live nodes that don't act on that revision of the signing keys."""
+        now = self.now_s()
+        return [
+            node.name
+            for node in self.view.nodes.values()
+            if self._presences.here(node.id, node.incarnation, now)
+            and (state := self.nodes.get(node.id)) is not None
+            and state.keys is not None
+            and state.keys < revision
+        ]
+
+    async def _wait_config(self, peer: Peer, request: WaitConfig) -> WaitConfigReply:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(request.wait_ms, MAX_WAIT_MS) / 1000.0
         term = self._term
@@ -452,10 +486,12 @@ class Manager:
             config = self._configs.of(request.node, term)
             fences = self._fences_for(state)
             spaces = self.spaces.news_for(request.node, request.spaces)
+            keys = self.keys.news_for(peer, request.keys)
             left_s = deadline - loop.time()
-            if config.number != request.config or fences or spaces is not None or left_s <= 0:
+            news = config.number != request.config or fences or spaces is not None or keys is not None
+            if news or left_s <= 0:
                 fresh = config if config.number != request.config else None
-                return WaitConfigReply(config=fresh, fences=fences, term=term, spaces=spaces)
+                return WaitConfigReply(config=fresh, fences=fences, term=term, spaces=spaces, keys=keys)
             state.waits += 1
             try:
                 await self._configs.wait(request.node, left_s)

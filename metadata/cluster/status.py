@@ -61,6 +61,7 @@ def status_reply(
         nodes=tuple(_node(node, manager.nodes.get(node.id), manager.now_s()) for node in _started(view)),
         chains=tuple(_chain(manager, view, chain) for chain in view.chains.values()),
         tables=view.table_routes(),
+        signed=manager.signed,
     )
 
 

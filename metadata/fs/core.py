@@ -19,7 +19,7 @@ from ffs.proto.common import (
     encode_capability,
 )
 from ffs.proto.meta import Attributes, LayoutChoice
-from ffs.proto.records import DIRECTORY, FILE, KV_SPACE, SYMLINK, Dirent, Garbage, Inode
+from ffs.proto.records import DIRECTORY, FILE, FLAG_XATTR, KV_SPACE, SYMLINK, Dirent, Garbage, Inode
 from metadata.fs import ids as ids_module
 from metadata.fs.chunks import Chunks
 from metadata.fs.ids import Ids
@@ -36,8 +36,10 @@ from metadata.fs.schema import (
     inode_key,
     inode_span,
     signed,
+    xattrs_span,
 )
 from metadata.fs.spaces import forget_space
+from metadata.fs.waiters import Waiters
 from metadata.kv.contract import Store, Transaction
 
 CAPABILITY_TTL_MS: Final = 10 * 60 * 1000  # manager time
@@ -56,16 +58,20 @@ class Core:
         cluster_id: bytes,
         clock_ns: Callable[[], int] = time.time_ns,
         rng: random.Random | None = None,
+        sign: Callable[[Capability], bytes] = encode_capability,
     ) -> None:
+        """`sign`: makes the bytes of a capability; the default leaves it unsigned."""
         rng = rng or random.Random()
         self.store = store
         self.cluster = cluster
         self.cluster_id = cluster_id
         self.chunks = Chunks(cluster, chains)
         self.now_ns = clock_ns
+        self._sign = sign
         self.inos = Ids(store, ids_module.INODES, 1024, rng)
         self.clients = Ids(store, ids_module.CLIENTS, 16, rng)
         self.capabilities = Ids(store, ids_module.CAPABILITIES, 65536, rng)
+        self.lock_waiters = Waiters()
         self.work = asyncio.Event()  # set when there may be something to collect
 
     # --- capabilities ---
@@ -75,7 +81,7 @@ class Core:
         expiry = self.cluster.manager_time_ms() + CAPABILITY_TTL_MS
         kind = CAPABILITY_KV if inode.type == KV_SPACE else CAPABILITY_FILE
         made = Capability(kind, rights, client, ino, inode.epoch, expiry, ident)
-        return encode_capability(made), expiry
+        return self._sign(made), expiry
 
     # --- layouts ---
 
@@ -151,12 +157,19 @@ class Core:
             txn.add(key + SUB_LINKS, -1)
             txn.max(key + SUB_CTIME, now)
         elif inode.type == SYMLINK:
-            txn.clear_range(*inode_span(ino))
+            self.erase_inode(txn, ino, inode)
         else:
             txn.add(key + SUB_LINKS, -1)
             txn.set(garbage_key(ino), encode(Garbage(type=inode.type, since_ns=now)))
             if inode.type == KV_SPACE:
                 forget_space(txn, ino)
+
+    @staticmethod
+    def erase_inode(txn: Transaction, ino: int, inode: Inode) -> None:
+        """The inode goes, with its counters and extended attributes. Entries are the caller's."""
+        txn.clear_range(*inode_span(ino))
+        if inode.flags & FLAG_XATTR:
+            txn.clear_range(*xattrs_span(ino))
 
     def new_inode(self, kind: int, mode: int, creds: Creds, container: Inode, now: int, **more: Any) -> Inode:
         """With the group of a setgid directory, as POSIX has it."""
