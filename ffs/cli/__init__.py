@@ -33,6 +33,8 @@ _NOUNS = (
     "sync",
     "find",
     "trash",
+    "shell",
+    "completion",
     "usage",
     "space",
     "xattr",
@@ -93,8 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Names are bytes to the file system: what isn't UTF-8 goes out as it came in.
             stream.reconfigure(errors="surrogateescape")
+    line = sys.argv[1:] if argv is None else list(argv)
+    if line[:1] == ["__complete"]:  # without the parser: a person waits for the key's answer
+        from ffs.cli.complete import main as complete
+
+        return complete(line[1:])
     parser = build_parser()
-    args = parser.parse_args(join_signed(sys.argv[1:] if argv is None else argv))
+    args = parser.parse_args(join_signed(line))
     if args.version:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -106,6 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
+    return run_parsed(args)
+
+
+def run_parsed(args: argparse.Namespace) -> int:
+    """Runs the command of a parsed line; its errors become a line on stderr and a status."""
     try:
         status: int = args.run(args)
         sys.stdout.flush()

@@ -37,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     find = command(
         commands, "find", run_find, "find files by name, type, size, time and more", json_option=True
     )
-    find.add_argument("paths", nargs="*", default=["/"], metavar="PATH", help="where to begin (default: /)")
+    find.add_argument("paths", nargs="*", default=["."], metavar="PATH", help="where to begin (default: /)")
     add = find.add_argument
     add("-name", action="append", default=[], metavar="GLOB", help="the name matches; all tests must hold")
     add("-iname", action="append", default=[], metavar="GLOB", help="the same, without regard to case")
@@ -63,7 +63,7 @@ def add_commands(commands: Commands) -> None:
     add("--dry-run", action="store_true", help="with -delete: only say what would be removed")
     literal_option(find)
     tree = command(commands, "tree", run_tree, "draw what is below directories", json_option=True)
-    tree.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
+    tree.add_argument("paths", nargs="*", default=["."], metavar="PATH")
     tree.add_argument("-L", "--level", type=int, metavar="N", help="only N levels down")
     tree.add_argument("-d", "--directories", action="store_true", help="directories only")
     tree.add_argument("-s", "--size", action="store_true", help="sizes too")

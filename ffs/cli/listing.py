@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     ls = command(commands, "ls", run_ls, "list a directory or name files", json_option=True)
-    ls.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
+    ls.add_argument("paths", nargs="*", default=["."], metavar="PATH")
     ls.add_argument("-l", "--long", action="store_true", help="mode, owner, size and time too")
     ls.add_argument(
         "-d", "--directory", action="store_true", help="directories themselves, not what is in them"

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from ffs.errors import InvalidArgument
 
 SCHEME = "ffs:"
+HERE = "."
+"""What listings take when no path is named: the shell's directory, else the root."""
+
+current: str | None = None
+"""The directory in the cluster that relative paths begin at: of `ffs shell`; None anywhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ def parse_location(text: str) -> Location:
         rest = slash + path or "/"
         if not address:
             raise InvalidArgument(f"{text}: no host after ffs://: write ffs://host:port/path, or ffs:/path")
+    if current is not None and not rest.startswith("/"):
+        rest = _below(current, rest)
     if not rest.startswith("/"):
         raise InvalidArgument(f"{text}: paths in ffs are absolute: write ffs:/{rest}")
     return Location(rest, remote=True, address=address)
@@ -60,11 +67,23 @@ def parse_remote(text: str) -> Location:
     """For commands that only know the cluster: `ffs:/path` or a bare `/path`."""
     if text.startswith(SCHEME):
         return parse_location(text)
+    if text == HERE and current is None:
+        return Location("/", remote=True)
+    if text and current is not None:
+        text = _below(current, text)
     if not text.startswith("/"):
         raise InvalidArgument(
             f"{text or 'an empty path'}: paths in ffs are absolute: write /{text} or ffs:/{text}"
         )
     return Location(text, remote=True)
+
+
+def _below(directory: str, text: str) -> str:
+    """A path that may be relative; '.' goes, '..' is left to the cluster, which knows of symlinks."""
+    if text.startswith("/"):
+        return text
+    parts = [part for part in text.split("/") if part != "."]
+    return posixpath.join(directory, "/".join(parts)) if any(parts) else directory
 
 
 def one_address(locations: list[Location], default: str | None) -> str | None:

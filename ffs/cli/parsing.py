@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ffs.cli.text import parse_bytes
@@ -108,11 +109,36 @@ def seconds_argument(text: str) -> int:
     return value
 
 
-def connect(args: argparse.Namespace, address: str | None = None) -> Client:
-    """A client of --cluster, FFS_CLUSTER, or `address` if the command's paths name one."""
+_held: dict[tuple[str | None, str], Client] | None = None
+
+
+@contextlib.contextmanager
+def hold_clients() -> Iterator[None]:
+    """Inside, `connect` gives the same client for the same address, and closes none before the end: for a
+    shell, whose commands come one after another."""
+    global _held
+    before, _held = _held, {}
+    try:
+        yield
+    finally:
+        clients, _held = _held, before
+        for client in clients.values():
+            client.close()
+
+
+def connect(
+    args: argparse.Namespace, address: str | None = None
+) -> contextlib.AbstractContextManager[Client]:
+    """A client of --cluster, FFS_CLUSTER, or `address` if the command's paths name one; to be used by
+    `with`. Blocking."""
     from ffs.client.client import connect as open_client
 
-    return open_client(address or args.cluster, transport=args.transport)
+    if _held is None:
+        return open_client(address or args.cluster, transport=args.transport)
+    key = (address or args.cluster, args.transport)
+    if key not in _held:
+        _held[key] = open_client(key[0], transport=args.transport)
+    return contextlib.nullcontext(_held[key])
 
 
 def print_json(value: object) -> None:

@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
     df = command(commands, "df", run_df, "space of the cluster", json_option=True)
     df.add_argument("path", nargs="?", default="/", metavar="PATH", help="of its chain table (default: /)")
     du = command(commands, "du", run_du, "bytes below directories", json_option=True)
-    du.add_argument("paths", nargs="*", default=["/"], metavar="PATH")
+    du.add_argument("paths", nargs="*", default=["."], metavar="PATH")
     du.add_argument("-d", "--max-depth", type=int, dest="depth", metavar="N", help="only N levels down")
     du.add_argument("-c", "--total", action="store_true", help="a total at the end")
     literal_option(du)
