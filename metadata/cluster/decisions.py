@@ -20,9 +20,9 @@ from metadata.cluster.routing import View
 
 log = logging.getLogger("ffs.meta.chains")
 
-SYNCS_OF_NODE: Final = 4  # at once, as their target and as their source
+SYNCS_OF_NODE: Final = 16  # at once, as their target and as their source
 REORDERS_A_ROUND: Final = 64
-LONGEST_PAUSE: Final = 16  # times the first
+LONGEST_PAUSE: Final = 4  # times the first
 
 SeatOf = Callable[[int], Seat]
 
@@ -93,6 +93,12 @@ class Decisions:
         for chain_id in chosen:
             self.in_flight[chain_id] = self.to_record.pop(chain_id)
         return [self.in_flight[chain_id] for chain_id in chosen]
+
+    def came_back(self, targets: Iterable[int]) -> None:
+        """Of a node that wasn't heard for a while and is heard again: what was wrong with it is over, as far as
+        anybody can tell, so they needn't wait to be filled. Their chains are looked at by the caller."""
+        for target in targets:
+            self._pauses.pop(target, None)
 
     def landed(self, chain_ids: Iterable[int]) -> None:
         for chain_id in chain_ids:
@@ -205,7 +211,8 @@ class Decisions:
         )
 
     def _pause(self, target: int, incarnation: int, now_s: float) -> None:
-        """Each is twice as long as the one before, until the target serves again, or restarts."""
+        """Each is twice as long as the one before, up to a bound, until the target serves again, its node comes
+        back from a silence, or it restarts."""
         was, until_s, pause_s = self._pauses.get(target, (0, 0.0, 0.0))
         if was != incarnation:
             pause_s = self._pause_s

@@ -165,6 +165,7 @@ class SyncSource {
     uint32_t asked_count = 0;
     uint64_t question = 0;  // 0: to be asked (again)
     uint64_t first_ms = 0, sent_ms = 0;
+    uint32_t tries = 0;
   };
   struct Refusal {
     ChunkKey key;

@@ -340,11 +340,16 @@ void SyncSource::tick() {
   give_up(Outcome::timed_out, 0);
 }
 
-// A payload isn't sent again before the target was asked whether it came.
+// A payload isn't sent again before the target was asked whether it came. `begin` often comes before the
+// target has adopted the version, and is dropped there: it is repeated soon. And whoever is there, however
+// slow, shall have been asked a few times before its silence counts.
 void SyncSource::resend(bool all) {
   const uint64_t now = host_.now_ms();
+  const uint64_t most_ms =
+      options_.suspect_ms == 0 ? UINT64_MAX : std::max<uint64_t>(options_.suspect_ms / 8, 1);
+  const uint64_t base_ms = state_ == State::beginning ? options_.resend_ms / 32 : options_.resend_ms;
   const auto due = [&](uint64_t sent_ms, uint32_t tries) {
-    return all || now - sent_ms >= (options_.resend_ms << std::min(tries, 4u) >> 1);
+    return all || now - sent_ms >= std::min(base_ms << std::min(tries, 4u) >> 1, most_ms);
   };
   for (auto& [number, out] : outgoing_) {
     if (!due(out.sent_ms, out.tries)) continue;
@@ -358,7 +363,9 @@ void SyncSource::resend(bool all) {
     host_.send_sync(target_, m, kNoBuffer);
   }
   for (Range& range : ranges_) {
-    if (range.question != 0 && due(range.sent_ms, 1)) range.question = 0;  // asked anew by walk()
+    // More and more seldom: an answer to the question before doesn't count.
+    const bool late = now - range.sent_ms >= (options_.resend_ms << std::min(range.tries, 4u) >> 1);
+    if (range.question != 0 && (all || late)) range.question = 0;  // asked anew by walk()
   }
 }
 

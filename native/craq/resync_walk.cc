@@ -88,6 +88,7 @@ void SyncSource::ask(Range& range) {
   range.asked_count = own.count;
   range.question = ++last_question_;
   range.sent_ms = host_.now_ms();
+  range.tries++;
   if (range.first_ms == 0) range.first_ms = range.sent_ms;
   SyncMessage m{.kind = SyncKind::compare, .session = session_, .number = range.question};
   m.key = range.from;
@@ -150,6 +151,7 @@ void SyncSource::advance_range(size_t index, const ChunkKey& upto) {
   FFS_CHECK(next_key(&range.from));
   range.question = 0;
   range.first_ms = 0;
+  range.tries = 0;
 }
 
 }  // namespace ffs::craq

@@ -69,9 +69,9 @@ def test_two_whose_syncs_fail_take_turns_ever_more_slowly() -> None:
     assert {target for _, target in world.fills} == {B, C}
     times = [at for at, _ in world.fills]
     turns = [after - before for before, after in itertools.pairwise(times)]
-    assert 5 < len(turns) < 40
+    assert 40 < len(turns) < 100
     assert min(turns) >= 2 * T
-    assert max(turns) >= 16 * T
+    assert 4 * T <= max(turns) <= 10 * T  # somebody healthy may be among them: not ever longer
 
 
 def test_a_sync_that_gets_on_stays() -> None:
@@ -85,4 +85,21 @@ def test_one_that_never_persists_its_fill_is_tried_ever_more_seldom() -> None:
     world.hung = {B}
     world.run(2000)
     assert world.fills == []
-    assert 4 < world.record.counter - 5 < 50
+    assert 20 < world.record.counter - 5 < 200
+
+
+def test_one_whose_node_comes_back_from_a_silence_is_filled_at_once() -> None:
+    """What made it too slow is over, as far as anybody can tell: its pause, however long by now, too."""
+    world = World("so", 0)
+    world.hung = {B}
+    world.run(300)
+    world.hung = set()
+    paused = world.decisions._pauses[B]
+    before_s = paused[1] - 1.0
+    world.decisions.look(world.view(), [9], before_s)
+    tried = world.decisions.proposals[9].version
+    assert world.decisions.of[9].proposal is None
+    world.decisions.came_back([B])
+    world.decisions.look(world.view(), [9], before_s)
+    assert world.decisions.proposals[9].version > tried
+    assert syncing_of(world.decisions.proposals[9].next) == B
