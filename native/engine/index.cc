@@ -26,10 +26,13 @@ int Index::compare(uint16_t target, const ChunkKey& key, const Chunk& chunk) con
 }
 
 uint32_t Index::find(uint16_t target, const ChunkKey& key) const {
-  return hash_.find(hash_of(target, key), [&](uint32_t number) {
+  auto is_it = [&](uint32_t number) {
     const Chunk& chunk = chunks_[number];
     return chunk.target == target && chunk.key == key;
-  });
+  };
+  // A step of an update asks for its chunk again and again.
+  if (last_found_ != 0 && chunks_[last_found_].used && is_it(last_found_)) return last_found_;
+  return last_found_ = hash_.find(hash_of(target, key), is_it);
 }
 
 uint32_t Index::add(uint16_t target, const ChunkKey& key) {

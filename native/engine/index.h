@@ -187,6 +187,7 @@ class Index {
   std::array<uint64_t, 3> secret_;  // of the hash: nobody can choose keys that collide
   std::vector<uint32_t> spine_;     // the way from the root to the last chunk; empty: not known
   uint32_t root_ = 0;
+  mutable uint32_t last_found_ = 0;  // by find(); 0: nothing
 };
 
 template <typename F>
