@@ -23,6 +23,7 @@ from ffs.proto.records import FILE
 
 _INODE_BYTES: Final = 60
 _ENTRY_BYTES: Final = 6
+MOST_UNLINKS: Final = 500  # groups a second
 
 
 def _inode_key(number: int) -> bytes:
@@ -53,7 +54,7 @@ class LmdbFloor:
         self._files = files
         self._group = in_flight
         self._made = itertools.count()
-        self._gone = itertools.count()
+        self._looks = itertools.count()
         for first in range(0, files, 4096):
             self._put(range(first, min(first + 4096, files)))
         self._made = itertools.count(files)
@@ -68,16 +69,22 @@ class LmdbFloor:
         self._put(list(itertools.islice(self._made, self._group)))
         return self._group
 
-    def _unlink(self) -> int:
-        numbers = list(itertools.islice(self._gone, self._group))
-        with self._environment.begin(write=True) as transaction:
-            for number in numbers:
-                transaction.delete(_inode_key(number))
-                transaction.delete(_entry_key(number))
-        return self._group
+    def _unlink(self, seconds: float) -> Slice:
+        """Of files that are made before the clock runs; fewer seconds if it takes all of them."""
+        numbers = list(itertools.islice(self._made, max(1, int(seconds * MOST_UNLINKS)) * self._group))
+        self._put(numbers)
+        begun = time.perf_counter()
+        done = 0
+        while done < len(numbers) and time.perf_counter() - begun < seconds:
+            with self._environment.begin(write=True) as transaction:
+                for number in numbers[done : done + self._group]:
+                    transaction.delete(_inode_key(number))
+                    transaction.delete(_entry_key(number))
+            done += self._group
+        return Slice(done, time.perf_counter() - begun)
 
     def _look(self) -> int:
-        first = next(self._gone) * self._group
+        first = next(self._looks) * self._group
         with self._environment.begin() as transaction:
             for number in range(first, first + self._group):
                 transaction.get(_entry_key(number % self._files))
@@ -86,13 +93,15 @@ class LmdbFloor:
 
     def _list(self) -> int:
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
-            first = next(self._gone) * 1000 % self._files
+            first = next(self._looks) * 1000 % self._files
             cursor.set_range(_entry_key(first))
             return len(list(itertools.islice(cursor.iternext(), 1000)))
 
     def contestant(self, case: str) -> Contestant:
-        """`unlink`, last of all: it takes away what the others look at."""
-        steps = {"create": self._create, "unlink": self._unlink, "readdir": self._list}
+        """What the store has to do for a case of meta_worker.py."""
+        if case == "unlink":
+            return self._unlink
+        steps = {"create": self._create, "readdir": self._list}
         return _timed(steps.get(case, self._look))
 
     def close(self) -> None:
