@@ -95,8 +95,8 @@ class Decisions:
         return [self.in_flight[chain_id] for chain_id in chosen]
 
     def came_back(self, targets: Iterable[int]) -> None:
-        """Of a node that wasn't heard for a while and is heard again: what was wrong with it is over, as far as
-        anybody can tell, so they needn't wait to be filled. Their chains are looked at by the caller."""
+        """Of a node that wasn't heard for a while and is heard again: what was wrong with it is over, as far
+        as anybody can tell, so they needn't wait to be filled. The caller looks at their chains."""
         for target in targets:
             self._pauses.pop(target, None)
 
@@ -211,8 +211,8 @@ class Decisions:
         )
 
     def _pause(self, target: int, incarnation: int, now_s: float) -> None:
-        """Each is twice as long as the one before, up to a bound, until the target serves again, its node comes
-        back from a silence, or it restarts."""
+        """Each is twice as long as the one before, up to a bound, until the target serves again, its node
+        comes back from a silence, or it restarts."""
         was, until_s, pause_s = self._pauses.get(target, (0, 0.0, 0.0))
         if was != incarnation:
             pause_s = self._pause_s

@@ -95,6 +95,20 @@ def all_serve(cluster: Supervisor) -> bool:
     return all(set(chain.states) == {TargetState.SERVING} for chain in cluster.status().chains)
 
 
+def others_serve(cluster: Supervisor, name: str) -> bool:
+    """Every chain has a serving replica on another node: else its reads wait for this one, as they must."""
+    status = cluster.status()
+    node = next(n.id for n in status.nodes if n.name == name)
+    wide = [chain for chain in status.chains if len(chain.members) > 1]
+    return all(
+        any(
+            state == TargetState.SERVING and on != node
+            for state, on in zip(chain.states, chain.nodes, strict=True)
+        )
+        for chain in wide
+    )
+
+
 def stats_of(client: Client) -> list[RingStats]:
     return [staged.ring.stats() for staged in client.core.session().rings._idle]
 
@@ -240,6 +254,7 @@ def test_case_25_a_stopped_server_cannot_touch_a_buffer_that_was_used_again(
         for turn in range(6):
             victim = f"node{turn % NODES}"
             pid = pid_of(cluster, victim)
+            until(lambda: others_serve(cluster, victim))  # noqa: B023 - called at once
             for i in range(40):
                 ior.prepare(file, i * CHUNK, iov[i * CHUNK : (i + 1) * CHUNK], userdata=i)
             ior.submit()
