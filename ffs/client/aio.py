@@ -17,7 +17,7 @@ from ffs.client.aio_data import SmallReader
 from ffs.client.core import read_umask
 from ffs.client.paths import PathLike, wire_path
 from ffs.client.slots import SlotTable
-from ffs.errors import ConnectionLost, FfsError, InvalidArgument, ProtocolError, Unreachable
+from ffs.errors import ConnectionLost, FfsError, InvalidArgument, ProtocolError, StaleEpoch, Unreachable
 from ffs.proto import meta
 from ffs.proto.cluster import GetRouting, RoutingReply
 from ffs.proto.common import Creds, ErrorReply, Message, OkReply, to_error
@@ -27,6 +27,7 @@ from ffs.rpc.handshake import AskerHandshake
 M = TypeVar("M", bound=Message)
 
 _RESENDS = 3
+_REOPENS = 3
 
 
 class AsyncClient:
@@ -187,10 +188,16 @@ class AsyncClient:
         """The content of a file of at most 64 KiB, in one chunk: one request to the metadata service, one to
         a storage server. TooLarge."""
         request = meta.Open(path=wire_path(path), flags=meta.OPEN_READ, client=self._session)
-        opened = await self.ask(request, meta.Opened)
-        if self._reader is None:
-            self._reader = SmallReader(self._session, self._cluster, self._clock_ms, self._routing)
-        return await self._reader.read(opened)
+        for turn in range(_REOPENS + 1):
+            opened = await self.ask(request, meta.Opened)
+            if self._reader is None:
+                self._reader = SmallReader(self._session, self._cluster, self._clock_ms, self._routing)
+            try:
+                return await self._reader.read(opened)
+            except StaleEpoch:  # truncated after we had opened it
+                if turn == _REOPENS:
+                    raise
+        raise AssertionError("unreachable")
 
     async def _routing(self, known_epoch: int) -> RoutingReply:
         return await self._send(GetRouting(known_epoch=known_epoch), RoutingReply)

@@ -57,7 +57,7 @@ class SmallReader:
         ]
         self._free = list(range(ENTRIES))
         self._room = asyncio.Semaphore(ENTRIES)
-        self._flying: dict[int, tuple[asyncio.Future[bytes], int]] = {}  # by place: length
+        self._flying: dict[int, tuple[asyncio.Future[bytes], meta.Opened]] = {}  # by place
         self._prepared = False
         self._clock_base = clock_ms / 1000 - time.monotonic()
         self._capabilities: dict[int, _Held] = {}  # the oldest first
@@ -120,7 +120,7 @@ class SmallReader:
             self._room.release()
             raise
         done: asyncio.Future[bytes] = self._loop.create_future()
-        self._flying[place] = (done, length)
+        self._flying[place] = (done, opened)
         if not self._prepared:
             self._prepared = True
             self._loop.call_soon(self._submit)
@@ -136,11 +136,11 @@ class SmallReader:
         for place, result, row in zip(
             completions["userdata"].tolist(), completions["result"].tolist(), completions, strict=True
         ):
-            done, length = self._flying.pop(place)
+            done, opened = self._flying.pop(place)
             if not done.done():  # else its reader was cancelled
                 if result >= 0:
                     start = place * SMALL_BYTES
-                    done.set_result(bytes(self._memory[start : start + length]))
+                    done.set_result(bytes(self._memory[start : start + opened.attributes.length]))
                 else:
                     done.set_exception(error_of_cqe(row))
             self._free.append(place)
@@ -163,8 +163,9 @@ class SmallReader:
                 epoch=opened.attributes.epoch, fresh_until=fresh_until
             )
             return held.native_id
-        if len(self._capabilities) >= MAX_CAPABILITIES and not self._flying:
-            oldest = next(iter(self._capabilities))
+        if len(self._capabilities) >= MAX_CAPABILITIES:
+            used = {flying.ino for _, flying in self._flying.values()}
+            oldest = next(ino for ino in self._capabilities if ino not in used)
             self._native.drop_capability(self._capabilities.pop(oldest).native_id)
         native_id: int = self._native.add_capability(opened.capability)
         self._capabilities[opened.ino] = _Held(native_id, opened.attributes.epoch, fresh_until)
