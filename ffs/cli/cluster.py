@@ -148,6 +148,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         print_json({"address": address, "dir": where})
     else:
         print(f"cluster up at {address}\n  export FFS_CLUSTER={address}\n  stop: ffs down --dir {where}")
+        print(f"  {UNSIGNED}")
     return 0
 
 
@@ -211,6 +212,7 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
         else:
             print(f"cluster up at {supervisor.address} in {directory.path}")
             print(f"  in another terminal: export FFS_CLUSTER={supervisor.address}")
+            print(f"  {UNSIGNED}")
             print("  Ctrl-C stops it; the data stays", flush=True)
         if supervisor.unserved:
             print(f"ffs up: {supervisor.unserved}", file=sys.stderr)
@@ -311,6 +313,9 @@ def run_status(args: argparse.Namespace) -> int:
     return 0 if all(chain.writable for chain in status.chains) else 1
 
 
+UNSIGNED = "authentication is OFF: no cluster secret, unsigned capabilities (development on this host only)"
+
+
 def summary(status: StatusReply) -> str:
     """The cluster in one line."""
     alive = sum(node.alive for node in status.nodes)
@@ -334,6 +339,8 @@ def _state_of(node: NodeStatus) -> str:
 def _status_lines(status: StatusReply) -> Iterator[str]:
     yield f"cluster {status.cluster.hex()}  routing epoch {status.epoch}  manager {status.primary}"
     yield summary(status)
+    if not status.signed:
+        yield UNSIGNED
     yield ""
     rows = []
     for node in status.nodes:
@@ -369,6 +376,7 @@ def status_fields(status: StatusReply) -> dict[str, object]:
         "cluster": status.cluster.hex(),
         "epoch": status.epoch,
         "manager": status.primary,
+        "signed": status.signed,
         "nodes": [
             {
                 "id": node.id,

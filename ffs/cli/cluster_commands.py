@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ffs.cli import cluster_moves, cluster_tables
+from ffs.cli import cluster_keys, cluster_moves, cluster_tables
 from ffs.cli.cluster_view import (
     View,
     chain_fields,
@@ -43,6 +43,7 @@ def add_commands(commands: Commands) -> None:
     targets.add_argument("--node", metavar="NODE", help="only those of this node")
     cluster_moves.add_verbs(verbs)
     cluster_tables.add_verbs(verbs)
+    cluster_keys.add_verbs(verbs)
 
 
 def _usage(parser: argparse.ArgumentParser) -> int:

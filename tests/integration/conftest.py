@@ -8,7 +8,9 @@ it, as a path of the store.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,8 @@ from ffs.cli.devcluster.handle import DevCluster
 from ffs.cli.devcluster.state import Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.client.client import Client
+
+sys.path.insert(0, str(Path(__file__).parent))  # real_cluster.py stands beside the tests
 
 DEVICE_BYTES = 6 << 30  # sparse: what is stored counts
 

@@ -1,0 +1,229 @@
+"""A cluster with a secret: forged capabilities, rotation of keys under load, users. Real processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
+
+from real_cluster import Cluster, form, until
+
+import ffs
+from ffs import errors
+from ffs._native.iov import Iov
+from ffs._native.ring import OP_CREATE, OP_READ, OP_WRITE, WAIT_NEEDS_CAPABILITY, Ring, error_of_cqe
+from ffs.cli import main
+from ffs.client.client import Client
+from ffs.kv import Space
+from ffs.layout import file_chunk_key
+from ffs.proto import meta
+from ffs.proto.auth import KeysReply, RotateKeys
+from ffs.proto.common import CAPABILITY_BYTES, RIGHT_READ, RIGHT_WRITE
+
+SECRET = b"correct horse battery staple"
+# struct Capability (docs/wire_format.md): where each field begins.
+FIELDS = {
+    "version": 0,
+    "kind": 1,
+    "reserved": 2,
+    "rights": 4,
+    "client": 8,
+    "space": 16,
+    "epoch": 24,
+    "expiry_ms": 32,
+    "id": 40,
+    "key_id": 48,
+    "reserved2": 52,
+    "mac": 56,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    root = tmp_path_factory.mktemp("secure")
+    secret = root / "secret"
+    secret.write_bytes(SECRET + b"\n")
+    made = Cluster(root, secret)
+    try:
+        form(made, 2)
+        with ffs.connect(made.address, secret=SECRET) as admin:
+            admin.mkdir("/open")
+            admin.chmod("/open", 0o777)
+        yield made
+        assert all(node.popen.poll() is None for node in made.nodes.values())
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with ffs.connect(cluster.address, secret=SECRET) as connected:
+        yield connected
+
+
+class Forger:
+    """Sends requests for one file under capabilities of its own making, as another program could."""
+
+    def __init__(self, client: Client, ino: int, chain: int, epoch: int, genuine: bytes) -> None:
+        self._native = client.core.session().native
+        self._capability = self._native.add_capability(genuine)
+        self._ring = Ring(self._native, 4)
+        self._iov = Iov(4096)
+        self._at = (ino, chain, epoch)
+
+    def refusal(self, op: int, capability: bytes, *, key: bytes | None = None) -> str:
+        """ "": it was done; else the name of the error, or "renew" where the server wants a newer one."""
+        ino, chain, epoch = self._at
+        self._native.renew_capability(self._capability, capability)
+        place = ino.to_bytes(8, "big") + (file_chunk_key(0) if key is None else key)
+        self._ring.prepare_one(
+            op, chain, self._capability, place, 0, 4, self._iov[0:4], 7, space_epoch=epoch, timeout_ms=20_000
+        )
+        done, events = self._ring.wait(1, 30.0)
+        if events & WAIT_NEEDS_CAPABILITY and not len(done):
+            self._ring.cancel(7)
+            done, _ = self._ring.wait(1, 30.0)
+            assert len(done) == 1
+            return "renew"
+        assert len(done) == 1
+        if int(done[0]["result"]) >= 0:
+            return ""
+        error = error_of_cqe(done[0])
+        assert error.errno == errors.AccessDenied.code, error
+        return type(error).__name__
+
+    def close(self) -> None:
+        self._ring.close()
+        self._native.drop_capability(self._capability)
+
+
+def flipped(capability: bytes, at: int) -> bytes:
+    forged = bytearray(capability)
+    forged[at] ^= 1 << at % 8
+    return bytes(forged)
+
+
+def wanted(forged: bytes) -> str:
+    """A key that the server doesn't know may have been rotated away: a client renews."""
+    key_id = int.from_bytes(forged[FIELDS["key_id"] : FIELDS["reserved2"]], "little")
+    return "renew" if key_id > 1 else "AccessDenied"
+
+
+def test_a_forged_capability_gives_nothing(client: Client) -> None:
+    with client.open("/forged", "w+b", buffering=0) as file:
+        file.write(b"data")
+        file.fsync()
+        handle = file._open_file
+        grant = handle._grant[0]
+        assert len(grant) == CAPABILITY_BYTES
+        assert grant[FIELDS["key_id"]] == 1
+        assert any(grant[FIELDS["mac"] :])
+        forger = Forger(client, handle.ino, handle.placement.chain_of_index(0), handle.epoch, grant)
+        for op in (OP_READ, OP_WRITE):
+            assert forger.refusal(op, grant) == ""
+            places = range(CAPABILITY_BYTES) if op == OP_READ else FIELDS.values()
+            for at in places:
+                forged = flipped(grant, at)
+                assert forger.refusal(op, forged) == wanted(forged), f"byte {at}"
+        unsigned = grant[: FIELDS["key_id"]] + bytes(40)
+        assert forger.refusal(OP_READ, unsigned) == "AccessDenied"
+        # Genuine, and for another file.
+        with client.open("/other", "w+b", buffering=0) as other:
+            other.write(b"x")
+            assert forger.refusal(OP_READ, other._open_file._grant[0]) == "AccessDenied"
+        # Genuine, and for reading only.
+        with client.open("/forged", "rb", buffering=0) as reader:
+            reader.read(1)
+            assert forger.refusal(OP_READ, reader._open_file._grant[0]) == ""
+            assert forger.refusal(OP_WRITE, reader._open_file._grant[0]) == "AccessDenied"
+        assert forger.refusal(OP_WRITE, grant) == ""
+        forger.close()
+
+
+def test_a_forged_capability_opens_no_kv_space(client: Client) -> None:
+    with Space.create(client, "/kv-forged", block_bytes=4096) as space:
+        block = bytes(range(32))
+        space.put([block], [b"v" * 4096])
+        handle = space._handle
+        session = client.core.session()
+        reply = client.core.ask(
+            meta.CapabilityRenew(ino=handle.ino, rights=RIGHT_READ | RIGHT_WRITE, client=session.client_id),
+            meta.CapabilityReply,
+        )
+        placement = handle.placement
+        forger = Forger(client, handle.ino, placement.chains[0], handle.epoch, reply.capability)
+        for op in (OP_READ, OP_CREATE):
+            for name, at in FIELDS.items():
+                forged = flipped(reply.capability, at)
+                assert forger.refusal(op, forged, key=block[:16]) == wanted(forged), name
+        forger.close()
+
+
+def test_keys_rotate_while_clients_read_and_write(cluster: Cluster, client: Client) -> None:
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    done = [0, 0]
+
+    def work(number: int) -> None:
+        data = os.urandom(50_000)
+        try:
+            with ffs.connect(cluster.address, secret=SECRET) as mine:
+                kept = mine.open(f"/rotated-{number}", "w+b")  # its capability is of the first key
+                while not stop.is_set():
+                    kept.seek(0)
+                    kept.write(data)
+                    kept.flush()
+                    kept.seek(0)
+                    assert kept.read() == data
+                    with mine.open(f"/rotated-new-{number}", "wb") as fresh:
+                        fresh.write(data)
+                    done[number] += 1
+                kept.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        caller = client.core.caller
+        first = caller.call(RotateKeys(look=True), KeysReply)
+        for _ in range(4):  # more than are valid at a time: the first key is long gone at the end
+            before = list(done)
+            until(
+                lambda before=before: failures or all(n > b for n, b in zip(done, before, strict=True)),
+                "work",
+            )
+            caller.call(RotateKeys(), KeysReply)
+            until(lambda: not caller.call(RotateKeys(look=True), KeysReply).rotating, "the new key signs")
+        before = list(done)
+        until(lambda: failures or all(n > b + 2 for n, b in zip(done, before, strict=True)), "work goes on")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+    last = caller.call(RotateKeys(look=True), KeysReply)
+    assert len(last.keys) == 2
+    assert {key.id for key in last.keys}.isdisjoint({key.id for key in first.keys})
+    assert sum(not key.retired_ms for key in last.keys) == 1
+
+
+def test_rotate_keys_by_command(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FFS_CLUSTER", cluster.address)
+    monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(cluster.root / "secret"))
+    assert main(["cluster", "rotate-keys"]) == 0
+    said = capsys.readouterr()
+    assert "signs, for" in said.out
+    assert "signs nothing more" in said.out
+    assert main(["status"]) == 0
+    assert "authentication is OFF" not in capsys.readouterr().out
+    logs = "".join(process.stderr() for process in cluster.all)
+    assert SECRET.decode() not in logs
