@@ -55,6 +55,18 @@ SET_TTL: Final = 2
 SET_EVICTABLE: Final = 4
 MAX_BOUND: Final = (1 << 62) - 1  # of quota_bytes and ttl_ms
 
+# Extended attributes: Linux's limits and flags.
+MAX_XATTR_NAME_BYTES: Final = 255
+MAX_XATTR_VALUE_BYTES: Final = 65536
+MAX_XATTR_LIST_BYTES: Final = 65536  # the names of one inode, each with a NUL
+XATTR_CREATE: Final = 1
+XATTR_REPLACE: Final = 2
+
+# Kinds of locks.
+LOCK_FLOCK: Final = 0  # advisory, of anything: as flock(2)
+LOCK_ENTRIES: Final = 1  # of a directory: only the holder's session changes its entries
+MAX_LOCK_WAIT_MS: Final = 10_000  # of one request
+
 _DEFAULT_CREDS = Creds()
 
 
@@ -351,6 +363,105 @@ class SetAttr(Request, tag=45, kw_only=True):
     mtime_ns: int = 0
 
 
+class GetXattr(Request, tag=64, kw_only=True):
+    path: bytes = b""
+    ino: int = 0
+    follow: bool = True
+    name: bytes = b""
+
+
+class XattrReply(Message, tag=65, kw_only=True):
+    value: bytes
+
+
+class SetXattr(Request, tag=66, kw_only=True):
+    """Answer: OkReply."""
+
+    path: bytes = b""
+    ino: int = 0
+    follow: bool = True
+    name: bytes = b""
+    value: bytes = b""
+    flags: int = 0  # XATTR_*
+
+
+class RemoveXattr(Request, tag=67, kw_only=True):
+    """Answer: OkReply."""
+
+    path: bytes = b""
+    ino: int = 0
+    follow: bool = True
+    name: bytes = b""
+
+
+class ListXattr(Request, tag=68, kw_only=True):
+    path: bytes = b""
+    ino: int = 0
+    follow: bool = True
+
+
+class ListXattrReply(Message, tag=69, kw_only=True):
+    """In byte order."""
+
+    names: list[bytes]
+
+
+# --- locks ----------------------------------------------------------------------------------
+
+
+class LockHolder(Struct, array_like=True, frozen=True, gc=False):
+    client: int
+    owner: int
+    kind: int  # LOCK_*
+    exclusive: bool
+    since_ns: int
+    label: str = ""  # of the client session
+
+
+class Lock(Request, tag=70, kw_only=True):
+    """Takes a lock for (client, owner), or changes the one that it has. It ends by Unlock, and with the
+    session. `wait_ms`: the service waits so long for others to let go (at most MAX_LOCK_WAIT_MS); while it
+    waits for an exclusive lock, a shared one of the same owner is given up."""
+
+    path: bytes = b""
+    ino: int = 0
+    kind: int = LOCK_FLOCK
+    owner: int = 0  # chosen by the client: one lock each
+    exclusive: bool = True
+    wait_ms: int = 0
+
+
+class LockReply(Message, tag=71, kw_only=True):
+    """`granted` False: `holders` have it."""
+
+    ino: int
+    granted: bool
+    holders: list[LockHolder]
+
+
+class Unlock(Request, tag=72, kw_only=True):
+    """Ends the lock of (client, owner), if there is one; with `force`, as the owner of the file or root, all
+    locks of this kind. The inode may be gone. Answer: LocksReply, with what ended."""
+
+    path: bytes = b""
+    ino: int = 0
+    kind: int = LOCK_FLOCK
+    owner: int = 0
+    force: bool = False
+
+
+class GetLocks(Request, tag=73, kw_only=True):
+    """Who holds locks of an inode."""
+
+    path: bytes = b""
+    ino: int = 0
+
+
+class LocksReply(Message, tag=74, kw_only=True):
+    ino: int
+    holders: list[LockHolder]
+
+
 # --- names ----------------------------------------------------------------------------------
 
 
@@ -491,6 +602,13 @@ REQUESTS = (
     | KvCreate
     | KvOpen
     | SetKvSpace
+    | Lock
+    | Unlock
+    | GetLocks
+    | GetXattr
+    | SetXattr
+    | RemoveXattr
+    | ListXattr
 )
 
 REPLIES = (
@@ -512,6 +630,10 @@ REPLIES = (
     | CapabilityReply
     | UnlinkManyReply
     | KvOpened
+    | LockReply
+    | LocksReply
+    | XattrReply
+    | ListXattrReply
 )
 
 REPLY_OF: dict[type[Request], type[Message]] = {
@@ -544,4 +666,11 @@ REPLY_OF: dict[type[Request], type[Message]] = {
     KvCreate: KvOpened,
     KvOpen: KvOpened,
     SetKvSpace: StatReply,
+    Lock: LockReply,
+    Unlock: LocksReply,
+    GetLocks: LocksReply,
+    GetXattr: XattrReply,
+    SetXattr: OkReply,
+    RemoveXattr: OkReply,
+    ListXattr: ListXattrReply,
 }

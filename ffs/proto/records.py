@@ -24,6 +24,7 @@ KV_SPACE: Final = 4
 FLAG_REMOVED: Final = 1  # a directory taken out of the tree: nothing may be made in it any more
 FLAG_TABLE_SET: Final = 2  # a directory's layout was chosen for it, not inherited
 FLAG_XATTR: Final = 4  # it has, or once had, extended attributes
+FLAG_LOCKED: Final = 8  # a directory: somebody may hold the lock of its entries
 
 ROOT_INO: Final = 1
 
@@ -61,6 +62,14 @@ class Inode(Struct, array_like=True, gc=False, kw_only=True):
     quota: int = 0  # the quota directory that accounts for it; a quota directory names itself
 
 
+class XattrNames(Struct, array_like=True, kw_only=True):
+    """The names of an inode's extended attributes; each value has a key of its own."""
+
+    v: int = 1
+    names: list[bytes] = []  # noqa: RUF012 - msgspec copies it
+    value_bytes: int = 0  # of all values together
+
+
 class Dirent(Struct, array_like=True, gc=False):
     v: int
     ino: int
@@ -92,6 +101,14 @@ class WriteSession(Struct, array_like=True, gc=False, kw_only=True):
     v: int = 1
     opened_ns: int
     capability: int  # its id
+
+
+class LockRecord(Struct, array_like=True, gc=False, kw_only=True):
+    """A lock that is held: key (inode, kind, client, owner). It counts while the client's session lives."""
+
+    v: int = 1
+    exclusive: bool
+    since_ns: int
 
 
 class RetrySlot(Struct, array_like=True, gc=False):

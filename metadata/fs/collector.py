@@ -28,7 +28,6 @@ from metadata.fs.schema import (
     garbage_key,
     id_in_key,
     inode_key,
-    inode_span,
     trim_key,
     unsigned,
     writers_span,
@@ -134,7 +133,9 @@ class Collector:
             """Nobody can have opened it since: that takes a name or a write session."""
             if await txn.range(*writers_span(ino), 1) or await txn.get(garbage_key(ino)) is None:
                 return 0
-            txn.clear_range(*inode_span(ino))
+            inode = await find_inode(txn, ino)
+            if inode is not None:
+                self._core.erase_inode(txn, ino, inode)
             txn.clear(trim_key(ino))
             txn.clear(garbage_key(ino))
             return 1
@@ -168,7 +169,7 @@ class Collector:
                 txn.clear(key)
             if len(pairs) == PAGE:
                 return False
-            txn.clear_range(*inode_span(ino))
+            core.erase_inode(txn, ino, inode)
             txn.clear(garbage_key(ino))
             return True
 

@@ -4,10 +4,12 @@ and a reply goes. docs/metadata.md.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -22,6 +24,7 @@ from metadata.fs.ops import (
     close,
     kvspace,
     link,
+    lock,
     mkdir,
     open,
     readdir,
@@ -54,6 +57,7 @@ READS: Final[dict[type[Message], ReadOp]] = {
     meta.ReadLink: stat.readlink,
     meta.StatFs: stat.statfs,
     meta.ReadDir: readdir.readdir,
+    meta.GetLocks: lock.get_locks,
     meta.GetXattr: xattr.get,
     meta.ListXattr: xattr.list_names,
 }
@@ -211,6 +215,13 @@ class Namespace:
             return await self._remove_tree(req)
         if isinstance(req, meta.OpenMany | meta.CloseMany | meta.UnlinkMany):
             return await self._batches(req)
+        if isinstance(req, meta.Lock):
+            return await self._lock(req)
+        if isinstance(req, meta.Unlock):
+            reply = await self._mutate(req, lambda txn: lock.unlock(core, txn, req))
+            if isinstance(reply, meta.LocksReply):
+                core.lock_waiters.released(reply.ino)
+            return reply
         if isinstance(req, meta.SessionOpen):
             return await sessions.open_session(core, req)
         if isinstance(req, meta.SessionRenew):
@@ -262,6 +273,30 @@ class Namespace:
             return reply
 
         return await self.core.store.run(body)
+
+    # --- locks ---
+
+    async def _lock(self, req: meta.Lock) -> Message:
+        """Waits while others hold it, until the time that the request gives is up."""
+        core = self.core
+        loop = asyncio.get_running_loop()
+        end = loop.time() + min(max(req.wait_ms, 0), meta.MAX_LOCK_WAIT_MS) / 1000
+        while True:
+            left = end - loop.time()
+            take = partial(lock.lock, core, req=req, wait=left > 0)
+            try:
+                return await self._mutate(req, take)
+            except lock.Held as held:
+                ino = held.ino
+            if await core.store.run(partial(self._give_up_shared, req, ino)):
+                core.lock_waiters.released(ino)
+            await core.lock_waiters.wait(ino, left)
+
+    @staticmethod
+    async def _give_up_shared(req: meta.Lock, ino: int, txn: Transaction) -> bool:
+        if await retry.first_answer(txn, req) is not None:
+            return False
+        return await lock.give_up_shared(txn, req, ino)
 
     # --- trees ---
 
@@ -331,7 +366,7 @@ class Namespace:
             return meta.CloseManyReply(results=await self._batch(req, req.entries, end))
 
         async def remove(txn: Transaction, index: int) -> Message:
-            await unlink.unlink_path(core, txn, req.creds, req.paths[index])
+            await unlink.unlink_path(core, txn, req, req.paths[index])
             return OkReply()
 
         return meta.UnlinkManyReply(results=await self._batch(req, req.paths, remove))

@@ -21,7 +21,11 @@
     g ino8                         to be collected
     t ino8                         truncation whose chunks aren't cut yet
     k kind shard1                  counter: blocks of ids given out
+    L ino8 kind1 client8 owner8    lock
+    M client8 ino8 kind1 owner8    the same, by client
     q ino8                         index of KV spaces: those that a name leads to
+    u ino8                         names of the inode's extended attributes
+    u ino8 name                    value of one
     Qc, Qd                         counter: changes of that index; present once it is complete
     c ...                          the cluster manager's
 
@@ -55,6 +59,10 @@ _SLOT: Final = Struct(">cQI").pack
 _PAGE: Final = Struct(">I").pack
 _WRITER: Final = Struct(">cQQQ").pack
 _unpack_writer: Final = Struct(">cQQQ").unpack
+_LOCK: Final = Struct(">cQBQQ").pack
+_unpack_lock: Final = Struct(">cQBQQ").unpack
+_CLIENT_LOCK: Final = Struct(">cQQBQ").pack
+_unpack_client_lock: Final = Struct(">cQQBQ").unpack
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _HASH: Final = 0x9E37_79B9_7F4A_7C15  # odd: multiplying is a bijection of u64, its high bits spread
 
@@ -144,6 +152,34 @@ def split_client_writer(key: bytes) -> tuple[int, int, int]:
     return client, ino, handle
 
 
+def lock_key(ino: int, kind: int, client: int, owner: int) -> bytes:
+    return _LOCK(b"L", ino, kind, client, owner)
+
+
+def locks_span(ino: int) -> tuple[bytes, bytes]:
+    return _ID(b"L", ino), _ID(b"L", ino + 1)
+
+
+def split_lock(key: bytes) -> tuple[int, int, int, int]:
+    """(ino, kind, client, owner) of a lock_key."""
+    _, ino, kind, client, owner = _unpack_lock(key)
+    return ino, kind, client, owner
+
+
+def client_lock_key(client: int, ino: int, kind: int, owner: int) -> bytes:
+    return _CLIENT_LOCK(b"M", client, ino, kind, owner)
+
+
+def client_locks_span(client: int) -> tuple[bytes, bytes]:
+    return _ID(b"M", client), _ID(b"M", client + 1)
+
+
+def split_client_lock(key: bytes) -> tuple[int, int, int, int]:
+    """(client, ino, kind, owner) of a client_lock_key."""
+    _, client, ino, kind, owner = _unpack_client_lock(key)
+    return client, ino, kind, owner
+
+
 def garbage_key(ino: int) -> bytes:
     return _ID(b"g", ino)
 
@@ -154,6 +190,19 @@ def trim_key(ino: int) -> bytes:
 
 def kv_index_key(ino: int) -> bytes:
     return _ID(b"q", ino)
+
+
+def xattr_names_key(ino: int) -> bytes:
+    return _ID(b"u", ino)
+
+
+def xattr_key(ino: int, name: bytes) -> bytes:
+    return _ID(b"u", ino) + name
+
+
+def xattrs_span(ino: int) -> tuple[bytes, bytes]:
+    """The names and all values."""
+    return _ID(b"u", ino), _ID(b"u", ino + 1)
 
 
 KV_INDEX: Final = b"q"
@@ -181,6 +230,8 @@ decode_garbage: Final = msgspec.msgpack.Decoder(records.Garbage).decode
 decode_trim: Final = msgspec.msgpack.Decoder(records.Trim).decode
 decode_fence: Final = msgspec.msgpack.Decoder(records.FencedClient).decode
 decode_kv_index: Final = msgspec.msgpack.Decoder(records.KvIndexEntry).decode
+decode_xattr_names: Final = msgspec.msgpack.Decoder(records.XattrNames).decode
+decode_lock: Final = msgspec.msgpack.Decoder(records.LockRecord).decode
 decode_header: Final = msgspec.msgpack.Decoder(records.StoreHeader).decode
 
 

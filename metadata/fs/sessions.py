@@ -20,9 +20,11 @@ from ffs import errors
 from ffs.proto import meta
 from ffs.proto.records import ClientSession, FencedClient
 from metadata.fs.core import CAPABILITY_TTL_MS, Core
+from metadata.fs.ops import lock
 from metadata.fs.schema import (
     SUB_LENGTH,
     beat_key,
+    client_locks_span,
     client_writer_key,
     client_writers_span,
     decode_fence,
@@ -37,6 +39,7 @@ from metadata.fs.schema import (
     inode_key,
     session_key,
     slots_span,
+    split_client_lock,
     split_client_writer,
     trim_key,
     unsigned,
@@ -101,7 +104,9 @@ async def end_session(core: Core, client: int, *, beat: int | None = None) -> bo
         record = decode_session(data)
         txn.clear(session_key(client))
         txn.clear(beat_key(client))
-        if await txn.range(*client_writers_span(client), 1):
+        locks = await txn.range(*client_locks_span(client), PAGE + 1)
+        await _end_locks(txn, locks[:PAGE])
+        if len(locks) > PAGE or await txn.range(*client_writers_span(client), 1):
             txn.set(ended_key(client), encode(msgspec.structs.replace(record, ended=True)))
         else:
             txn.clear_range(*slots_span(client))
@@ -111,7 +116,15 @@ async def end_session(core: Core, client: int, *, beat: int | None = None) -> bo
 
     over = await core.store.run(body, urgent=True)
     core.work.set()
+    core.lock_waiters.all_released()
     return over
+
+
+async def _end_locks(txn: Transaction, pairs: list[tuple[bytes, bytes]]) -> None:
+    """Of a client that is over: keys of its locks."""
+    for key, _ in pairs:
+        client, ino, kind, owner = split_client_lock(key)
+        await lock.end(txn, ino, kind, client, owner)
 
 
 # --- fences, for the cluster manager ---------------------------------------------------------
@@ -131,6 +144,14 @@ async def fenced_clients(
 async def settle_client(core: Core, client: int) -> int:
     """Closes what an ended client had open; then forgets its slots. How many files it settled; those whose
     chains can't be asked now stay for the next time."""
+
+    async def locks(txn: Transaction) -> bool:
+        pairs = await txn.range(*client_locks_span(client), PAGE)
+        await _end_locks(txn, pairs)
+        return len(pairs) == PAGE
+
+    while await core.store.run(locks):
+        pass
     settled = 0
     after = client_writers_span(client)[0]
     end = client_writers_span(client)[1]

@@ -11,6 +11,7 @@ from ffs.proto.cluster import ROLE_KV
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE, Creds
 from ffs.proto.records import KV_EVICTABLE, KV_SPACE, Inode, KvParams
 from metadata.fs.core import Core, attributes
+from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
 from metadata.fs.ops.stat import resolve
 from metadata.fs.schema import SUB_CTIME, Reader, encode, garbage_key, get_inode, inode_key
@@ -67,6 +68,7 @@ async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: i
         raise errors.NotFound("a KV space's name doesn't end in /", req.path)
     need(found.parent_inode, req.creds, W | X, req.path)
     check_alive(found.parent_inode, req.path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, req.path)
     ino = await core.inos.take()
     now = core.now_ns()
     layout = core.choose_layout(found.parent_inode.layout, req.layout, ino, ROLE_KV)

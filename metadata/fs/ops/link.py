@@ -7,6 +7,7 @@ from ffs.proto import meta
 from ffs.proto.meta import MAX_PATH_BYTES
 from ffs.proto.records import DIRECTORY, SYMLINK, Inode
 from metadata.fs.core import Core, attributes
+from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
 from metadata.fs.ops.stat import resolve
 from metadata.fs.schema import (
@@ -37,6 +38,7 @@ async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
         raise errors.NotFound("a file's name doesn't end in /", path)
     need(found.parent_inode, req.creds, W | X, path)
     check_alive(found.parent_inode, path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
     if inode.type == DIRECTORY:
         raise errors.NotPermitted("a directory has one name only", path)
     key = inode_key(ino)
@@ -85,6 +87,7 @@ async def symlink(core: Core, txn: Transaction, req: meta.SymLink) -> meta.StatR
         raise errors.NotFound("a link's name doesn't end in /", req.path)
     need(found.parent_inode, req.creds, W | X, req.path)
     check_alive(found.parent_inode, req.path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, req.path)
     ino = await core.inos.take()
     now = core.now_ns()
     inode: Inode = core.new_inode(SYMLINK, 0o777, req.creds, found.parent_inode, now, target=req.target)

@@ -6,6 +6,7 @@ from ffs import errors
 from ffs.proto import meta
 from ffs.proto.records import DIRECTORY, Inode
 from metadata.fs.core import Core, attributes
+from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
 from metadata.fs.schema import encode, get_inode, inode_key
 from metadata.fs.walk import Found, W, X, need, need_name, walk, walk_missing
@@ -41,6 +42,7 @@ async def _make(core: Core, txn: Transaction, req: meta.MkDir, found: Found, mod
     parent = found.parent_inode
     need(parent, req.creds, W | X, req.path)
     check_alive(parent, req.path)
+    await need_unlocked(txn, req.client, found.parent, parent, req.path)
     layout = core.inherited_layout(parent.layout, req.layout)
     ino = await core.inos.take()
     now = core.now_ns()

@@ -28,6 +28,7 @@ from ffs.proto.records import (
     WriteSession,
 )
 from metadata.fs.core import Core, TrimPending, attributes, fresh_attributes
+from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.schema import (
     SUB_APPEND,
     SUB_DOUBTFUL,
@@ -195,6 +196,7 @@ async def _make(
 ) -> meta.Opened:
     need(found.parent_inode, req.creds, W | X, req.path)
     check_alive(found.parent_inode, req.path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, req.path)
     ino = await core.inos.take()
     now = core.now_ns()
     layout = core.choose_layout(found.parent_inode.layout, req.layout, ino)

@@ -10,6 +10,7 @@ from ffs.proto.common import Creds, OkReply
 from ffs.proto.meta import RENAME_EXCHANGE, RENAME_NOREPLACE
 from ffs.proto.records import DIRECTORY, ROOT_INO, Dirent, Inode
 from metadata.fs.core import Core
+from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
 from metadata.fs.schema import (
     SUB_CTIME,
@@ -20,7 +21,6 @@ from metadata.fs.schema import (
     encode,
     get_inode,
     inode_key,
-    inode_span,
 )
 from metadata.fs.walk import Found, W, X, need, need_name, need_unsticky, walk
 from metadata.kv.contract import Transaction
@@ -40,6 +40,10 @@ async def rename(core: Core, txn: Transaction, req: meta.Rename) -> OkReply:
     moved, victim = await _judge(txn, req, source, target, exchange)
     if target.ino == source.ino:
         return OkReply()
+    await need_unlocked(txn, req.client, source.parent, source.parent_inode, req.source)
+    await need_unlocked(txn, req.client, target.parent, target.parent_inode, req.target)
+    if victim is not None and not exchange:
+        await need_unlocked(txn, req.client, target.ino, victim, req.target)
     now = core.now_ns()
     if exchange and victim is not None:
         _swap(core, txn, source, target, moved, victim, now)
@@ -125,7 +129,7 @@ async def _move(
 ) -> None:
     if victim is not None:
         if victim.type == DIRECTORY:
-            txn.clear_range(*inode_span(target.ino))
+            core.erase_inode(txn, target.ino, victim)
         else:
             await core.drop_link(txn, target.ino, victim, now)
         core.remove_entry(txn, target.parent, target.name, victim.type, now)

@@ -9,6 +9,7 @@ from ffs.proto import meta
 from ffs.proto.common import Creds, OkReply
 from ffs.proto.records import DIRECTORY, FLAG_REMOVED, Garbage, Inode
 from metadata.fs.core import Core
+from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.schema import (
     Reader,
     decode_dirent,
@@ -18,7 +19,6 @@ from metadata.fs.schema import (
     garbage_key,
     get_inode,
     inode_key,
-    inode_span,
 )
 from metadata.fs.walk import Found, W, X, may, need, need_name, need_unsticky, owns, walk
 from metadata.kv.contract import Transaction
@@ -27,11 +27,12 @@ PAGE = 500
 
 
 async def unlink(core: Core, txn: Transaction, req: meta.Unlink) -> OkReply:
-    await unlink_path(core, txn, req.creds, req.path)
+    await unlink_path(core, txn, req, req.path)
     return OkReply()
 
 
-async def unlink_path(core: Core, txn: Transaction, creds: Creds, path: bytes) -> None:
+async def unlink_path(core: Core, txn: Transaction, req: meta.Request, path: bytes) -> None:
+    creds = req.creds
     found = await walk(txn, creds, path, follow=False, entry=True)
     if found.special:
         raise errors.IsADirectory(None, path)
@@ -46,6 +47,7 @@ async def unlink_path(core: Core, txn: Transaction, creds: Creds, path: bytes) -
     need_unsticky(found.parent_inode, inode, creds, path)
     if inode.type == DIRECTORY:
         raise errors.IsADirectory("use rmdir", path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
     now = core.now_ns()
     await core.drop_link(txn, found.ino, inode, now)
     core.remove_entry(txn, found.parent, found.name, inode.type, now)
@@ -66,8 +68,10 @@ async def rmdir(core: Core, txn: Transaction, req: meta.RmDir) -> OkReply:
         raise errors.NotADirectory("use unlink", path)
     if await txn.range(*dirent_span(found.ino), 1):
         raise errors.NotEmpty(None, path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
+    await need_unlocked(txn, req.client, found.ino, inode, path)
     # Whoever makes an entry in it reads its inode, which goes here: one of the two is a conflict.
-    txn.clear_range(*inode_span(found.ino))
+    core.erase_inode(txn, found.ino, inode)
     core.remove_entry(txn, found.parent, found.name, DIRECTORY, core.now_ns())
     return OkReply()
 
@@ -94,12 +98,14 @@ async def remove_tree(core: Core, txn: Transaction, req: meta.RemoveTree, checke
     if inode.type != DIRECTORY:
         if found.slash:
             raise errors.NotADirectory(None, path)
-        await unlink_path(core, txn, creds, path)
+        await unlink_path(core, txn, req, path)
         return OkReply()
     need(found.parent_inode, creds, W | X, path)
     need_unsticky(found.parent_inode, inode, creds, path)
     if not owns(inode, creds) and checked != found.ino:
         raise errors.AccessDenied("the tree changed while it was looked through: try again", path)
+    await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
+    await need_unlocked(txn, req.client, found.ino, inode, path)
     now = core.now_ns()
     mark_removed(txn, found.ino, inode)
     txn.set(garbage_key(found.ino), encode(Garbage(type=DIRECTORY, since_ns=now)))
