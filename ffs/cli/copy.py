@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from ffs import errors
-from ffs.cli.copying.mover import COPIED, Item, Mover
+from ffs.cli.copying.mover import COPIED, ENDS_ALL, Item, Mover
 from ffs.cli.copying.sides import (
     ClusterSide,
     Entry,
@@ -277,7 +277,7 @@ class Copier:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except (errors.Unreachable, errors.ShutDown):
+        except ENDS_ALL:
             raise
         except OSError as error:
             self._report.failed(error)

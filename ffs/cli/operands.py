@@ -35,7 +35,7 @@ class Tally:
         """Around the work on one operand. An unreachable cluster is everybody's trouble, and ends all."""
         try:
             yield
-        except (errors.Unreachable, errors.ShutDown, BrokenPipeError):
+        except (errors.Unreachable, errors.ShutDown, errors.Cancelled, BrokenPipeError):
             raise
         except OSError as error:
             self.failed(error)

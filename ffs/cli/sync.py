@@ -19,7 +19,7 @@ from dataclasses import replace
 from ffs import errors
 from ffs.cli.copy import Report, named
 from ffs.cli.copying import plan
-from ffs.cli.copying.mover import COPIED, PART_BYTES, Item, Mover, is_part, part_name
+from ffs.cli.copying.mover import COPIED, ENDS_ALL, PART_BYTES, Item, Mover, is_part, part_name
 from ffs.cli.copying.sides import LocalSide, Meta, Side, Sides, lstat_or_none, umask_mode
 from ffs.cli.globs import Excludes
 from ffs.cli.location import Location, parse_location
@@ -378,7 +378,7 @@ class Sync:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except (errors.Unreachable, errors.ShutDown):
+        except ENDS_ALL:
             raise
         except OSError as error:
             self._report.failed(error)

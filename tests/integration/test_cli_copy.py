@@ -14,7 +14,7 @@ import pytest
 
 from ffs.cli.copying import mover
 from ffs.client.client import Client
-from ffs.errors import NoSpace
+from ffs.errors import DeviceFailed, NoSpace
 
 
 def tree_of(root: Path) -> dict[str, tuple[Any, ...]]:
@@ -189,7 +189,7 @@ def test_a_large_copy_goes_on_where_it_was_stopped(
     def piece(self: Any, reader: Any, writer: Any, offset: int, size: int) -> int:
         if offset >= 2_000_000 and not moved.count(-1):
             moved.append(-1)
-            raise NoSpace("enough for now", source)
+            raise DeviceFailed("enough for now", source)
         moved.append(offset)
         return whole(self, reader, writer, offset, size)
 
@@ -225,13 +225,34 @@ def test_a_copy_that_fails_leaves_nothing(
 
     def piece(self: Any, reader: Any, writer: Any, offset: int, size: int) -> int:
         if offset > 1_000_000:
-            raise NoSpace("full")
+            raise DeviceFailed("broken")
         return whole(self, reader, writer, offset, size)
 
     whole = mover.Mover._piece
     monkeypatch.setattr(mover.Mover, "_piece", piece)
     status, _, said = run("put", str(tmp_path / "new"), f"{home}/x")
-    assert (status, said) == (1, f"ffs put: ffs:{home}/x: full\n")
+    assert (status, said) == (1, f"ffs put: ffs:{home}/x: broken\n")
     with client.open(f"{home}/x", "rb") as file:
         assert file.read() == b"old"
     assert client.listdir(home) == ["x"]
+
+
+def test_a_run_without_room_is_given_up(
+    run, home: str, client: Client, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    tried: list[str] = []
+
+    def move(self: Any, item: mover.Item, reader: Any, writer: Any) -> None:
+        tried.append(item.target)
+        self._report(item, NoSpace("no space left"))
+
+    monkeypatch.setattr(mover.Mover, "_move_small", move)
+    status, _, said = run("put", "-r", str(tree), home)
+    assert status == 1
+    assert said.count("no space left") == 1
+    assert "--resume" in said.splitlines()[-1]
+    assert len(tried) < 100
+    status, out, said = run("sync", str(tree), f"ffs:{home}/t")
+    assert (status, out) == (1, "")
+    assert said.count("\n") == 2
+    (tree / "closed").chmod(0o755)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -34,7 +35,7 @@ PART_BYTES = 64 << 20
 WINDOW = 4
 _BATCH_FILES = 64
 _BATCH_BYTES = 16 << 20
-_WORKERS = 8
+_WORKERS = 24  # small files wait for durable writes and commits, which go together
 _CHECKPOINT_PIECES = 16
 
 COPIED, SAME = "copied", "same"
@@ -51,6 +52,12 @@ class Item:
     meta: Meta
     new_mode: int = 0o666
     compare: bool = False
+
+
+ENDS_ALL = (errors.Unreachable, errors.ShutDown, errors.Cancelled)
+"""Errors that aren't one file's: nothing more can be done."""
+
+_NO_ROOM = (errors.NoSpace, errors.QuotaExceeded)
 
 
 class Stopped(Exception):
@@ -95,19 +102,18 @@ class Mover:
         self._pending.append(item)
         self._pending_bytes += item.size
         if len(self._pending) >= _BATCH_FILES or self._pending_bytes >= _BATCH_BYTES:
-            self._flush()
+            self._flush(_BATCH_FILES)
 
     def finish(self) -> None:
         """Wait until all is moved or has failed; raises what ended the run."""
-        self._flush()
+        # The rest is spread over the workers rather than sent as one batch.
+        self._flush(max(4, -(-len(self._pending) // _WORKERS)))
         for task in list(self._tasks):
             task.result()
         self._check()
 
-    def _flush(self) -> None:
+    def _flush(self, step: int) -> None:
         batch, self._pending, self._pending_bytes = self._pending, [], 0
-        # Few files are spread over the workers rather than sent as one batch.
-        step = max(8, -(-len(batch) // _WORKERS))
         for start in range(0, len(batch), step):
             self._submit(self._move_batch, batch[start : start + step])
 
@@ -152,11 +158,19 @@ class Mover:
             self._done(item, outcome)
 
     def _report(self, item: Item, error: BaseException) -> None:
-        """An OSError is the file's own, unless it says that nobody is there; the rest ends the run."""
-        if isinstance(error, errors.Unreachable | errors.ShutDown) or not isinstance(error, OSError):
+        """An OSError is the file's own, unless it says that nobody is there; the rest ends the run. So does
+        the first that finds no room: thousands would follow."""
+        if isinstance(error, ENDS_ALL) or not isinstance(error, OSError):
             raise error
         with self._telling:
+            if self._stop.is_set():
+                return
             self._failed(item, error)
+            if isinstance(error, _NO_ROOM) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._stop.set()
+                self._fatal = errors.Cancelled(
+                    "given up, since there is no room; what was copied stays: sync, or --resume, goes on"
+                )
 
     def _move_batch(self, batch: list[Item]) -> None:
         self._check_stop()

@@ -395,7 +395,9 @@ class _ClusterReader:
         self._file = file
 
     def read_at(self, offset: int, out: memoryview) -> int:
-        return self._file.pread_into(out, offset)
+        # To the length at open: whoever reads on asks the service each time whether there is more.
+        left = max(0, self._file.size - offset)
+        return self._file.pread_into(out[:left], offset)
 
     def close(self) -> None:
         self._file.close()
