@@ -70,7 +70,9 @@ class Node:
         self._reachable = True
         self._news = asyncio.Event()
         self._configuring = asyncio.Lock()
+        self._routes: tuple[proto.NodeConfig, tuple[ChainRoute, ...], tuple[TargetRoute, ...]] | None = None
         self.collector: Collector | None = None
+        self._collector_routed = False  # it has been told where chains are
         self.heartbeats = 0
         self._sequence = 0  # of the last heartbeat that was sent
         self.refused_replies = 0  # of managers of an earlier term
@@ -299,17 +301,22 @@ class Node:
             await self._hand_over(self._config)
 
     async def _hand_over(self, config: proto.NodeConfig) -> None:
-        chains = [_chain(route) for route in config.chains]
-        targets = [_target(route) for route in config.targets if route.port]
+        fresh = self._routes is None or self._routes[0] is not config
+        if self._routes is None or fresh:
+            chains = tuple(_chain(route) for route in config.chains)
+            targets = tuple(_target(route) for route in config.targets if route.port)
+            self._routes = (config, chains, targets)
+        _, chains, targets = self._routes
         await self.native(self._native.configure, config.epoch, self.manager_ms, chains, targets)
         for target in config.released:
             try:
                 await self.native(self._native.release_target, target)
             except NotFound as error:  # its device has gone to another node since
                 log.warning("not released here: %s", error.message)
-        if self.collector is not None:
+        if self.collector is not None and (fresh or not self._collector_routed):
             recorded = [chain for chain in chains if not chain.proposed]
             self.collector.set_routing(config.epoch, recorded, targets)
+            self._collector_routed = True
 
     def _heard(self) -> None:
         if not self._reachable:

@@ -205,6 +205,7 @@ class NativeServer:
         peer_key: bytes | None = None,
     ) -> None:
         self._raw: Any = None
+        self._configured: tuple[Sequence[ChainRoute], Sequence[TargetRoute], Any, Any] | None = None
         if len(cluster) != 16:
             raise InvalidArgument(f"a cluster id has 16 bytes, not {len(cluster)}")
         options = ffi.new("ffs_server_options*")
@@ -271,8 +272,14 @@ class NativeServer:
     ) -> None:
         """Hands chains (recorded and proposed) and places to the shards; manager_ms: manager time.
 
-        Returns when all have taken them. Idempotent; older versions change nothing."""
-        in_c, places = c_chains(chains), c_targets(targets)
+        Returns when all have taken them. Idempotent; older versions change nothing. The same tuples again
+        cost less: what was made of them is kept."""
+        made = self._configured
+        if made is None or made[0] is not chains or made[1] is not targets:
+            made = (chains, targets, c_chains(chains), c_targets(targets))
+            if isinstance(chains, tuple) and isinstance(targets, tuple):  # nobody changes those
+                self._configured = made
+        in_c, places = made[2:]
         check(lib.ffs_server_configure(self.raw, epoch, manager_ms, in_c, len(in_c), places, len(places)))
 
     def report(self) -> list[TargetReport]:
