@@ -37,8 +37,10 @@ _NOUNS = (
     "completion",
     "usage",
     "space",
+    "user",
     "xattr",
     "device",
+    "flock",
     "bench",
     "demo",
 )

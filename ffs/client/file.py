@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ffs import errors
 from ffs.client.attributes import stat_result
 from ffs.client.handle import OpenFile
+from ffs.client.locks import Lock
 from ffs.client.paths import encode_path
 from ffs.layout import MAX_FILE_BYTES, Placement
 
@@ -62,6 +63,7 @@ class File(io.RawIOBase):
         self._position = handle.length if self._appends else 0
         self._position_lock = threading.Lock()
         self._failure: OSError | None = None
+        self._lock: Lock | None = None
         self._discarded = False
         self._pid = os.getpid()
 
@@ -301,6 +303,16 @@ class File(io.RawIOBase):
         self._check_open()
         self.flush()
 
+    def flock(self, operation: int) -> None:
+        """As fcntl.flock, with its constants: an advisory lock against other opens of the file, anywhere. It
+        ends by LOCK_UN, at close, and with this process's session. Blocking, unless LOCK_NB: then
+        BlockingIOError. docs/client.md, Locks."""
+        self._check_open()
+        lock = self._lock
+        if lock is None:
+            lock = self._lock = Lock(self.client.core_of_process, self.inode, self.name)
+        lock.flock(operation)
+
     # --- ending -----------------------------------------------------------------------------
 
     def discard(self) -> None:
@@ -335,7 +347,11 @@ class File(io.RawIOBase):
                     )
                 handle.publish(encode_path(self._publish_as), replace=self._replace)
         finally:
-            handle.close()
+            try:
+                handle.close()
+            finally:
+                if self._lock is not None and os.getpid() == self._pid:
+                    self._lock.release()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -359,6 +375,7 @@ class File(io.RawIOBase):
     def after_fork_in_child(self) -> None:
         """Locks may be held by threads that don't exist here."""
         self._position_lock = threading.Lock()
+        self._lock = None  # the parent's
         self._open_file.after_fork_in_child()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from fcntl import LOCK_UN
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,12 @@ class _Layer:
     def fsync(self) -> None:
         """Flush; then data and length are durable and seen by all who open the file. Blocking."""
         self.flush()  # type: ignore[attr-defined]
+
+    def flock(self, operation: int) -> None:
+        """As fcntl.flock: `File.flock`. What is buffered is written before a lock ends."""
+        if operation & LOCK_UN:
+            self.flush()  # type: ignore[attr-defined]
+        self.raw_file.flock(operation)
 
     def discard(self) -> None:
         """Close without publishing an atomic file; other files are closed as by `close`."""

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 
 from ffs import errors
 from ffs.client.attributes import stat_result
+from ffs.client.locks import DirectoryLock
 from ffs.client.lookups import Lookups, pages
 from ffs.client.paths import PathLike, check_path, encode_text, split, wire_path
 from ffs.client.routing import check_layout_options
 from ffs.proto import meta, records
 from ffs.proto.common import ErrorReply, OkReply, to_error
+from ffs.proto.meta import LockHolder
 
 
 class Namespace(Lookups):
@@ -199,6 +201,29 @@ class Namespace(Lookups):
         if not text or "\0" in text:
             raise errors.InvalidArgument("the target of a symbolic link can't be empty or have a NUL", text)
         self.core.change(meta.SymLink(path=wire_path(target), target=encode_text(text)), meta.StatReply)
+
+    # --- locks ---
+
+    def lock_directory(self, path: PathLike, *, timeout: float | None = None) -> DirectoryLock:
+        """Lock a directory's entries: while it is held, only this process makes, renames and removes names
+        in it; others get Busy, which names this one. `with client.lock_directory(path): ...`
+
+        timeout: seconds to wait for who has it, 0 not at all, None as long as it takes; then Busy. The lock
+        ends by `release`, at the end of `with`, and with this process's session; a child of fork doesn't have
+        it. Needs write and search permission. Blocking."""
+        ino = self.attributes(path).ino
+        return DirectoryLock(self.core_of_process, ino, check_path(path), timeout)
+
+    def locks(self, path: PathLike) -> list[LockHolder]:
+        """Who holds locks of what is at `path`. Blocking."""
+        return self.core.ask(meta.GetLocks(path=wire_path(path)), meta.LocksReply).holders
+
+    def break_locks(self, path: PathLike, *, entries: bool = False) -> list[LockHolder]:
+        """End the locks that others hold of what is at `path` (`entries`: of a directory's entries), as its
+        owner or root; returns them. Their holders aren't told."""
+        kind = meta.LOCK_ENTRIES if entries else meta.LOCK_FLOCK
+        request = meta.Unlock(path=wire_path(path), kind=kind, force=True)
+        return self.core.change(request, meta.LocksReply).holders
 
     # --- attributes -------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ffs.client.caller import ONCE, Caller
 from ffs.client.retry import Kind, kind_of
 from ffs.client.routing import Routing
-from ffs.client.slots import SlotTable
+from ffs.client.slots import Slot, SlotTable
 from ffs.client.watch import Watch
 from ffs.errors import Fenced, FfsError
 from ffs.proto import meta
@@ -82,8 +82,11 @@ class Session:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def call(self, request: meta.Request, reply: type[M]) -> M:
-        """Carry out a mutation, once. Raises Fenced when the session is over, else as Caller.call."""
+    def call(self, request: meta.Request, reply: type[M], *, undo: meta.Request | None = None) -> M:
+        """Carry out a mutation, once. Raises Fenced when the session is over, else as Caller.call.
+
+        `undo` is sent, in one attempt, if the request is given up (interrupted, or no answer by the
+        deadline): under the same slot, so that the request has no effect when it arrives later still."""
         if self.over:
             raise Fenced(_OVER)
         slot = self.slots.take()
@@ -96,8 +99,25 @@ class Session:
         except Fenced:
             self.over = True
             raise
+        except BaseException as error:
+            if undo is not None and not (isinstance(error, FfsError) and kind_of(error) is Kind.REFUSED):
+                self._undo(undo, slot)
+            raise
         finally:
             self.slots.give(slot)
+
+    def _undo(self, undo: meta.Request, slot: Slot) -> None:
+        slot.sequence += 1
+        undo.client, undo.slot, undo.sequence, undo.creds = (
+            self.client_id,
+            slot.number,
+            slot.sequence,
+            self.creds,
+        )
+        try:
+            self._caller.call(undo, meta.REPLY_OF[type(undo)], mutation=True, policy=ONCE)
+        except FfsError as error:
+            _log.info("what was given up isn't undone before the session ends: %s", error)
 
     # --- native -----------------------------------------------------------------------------
 

@@ -104,6 +104,9 @@ READ_ONLY: set[type[meta.Request]] = {
     meta.StatFs,
     meta.CapabilityRenew,
     meta.KvOpen,
+    meta.GetLocks,
+    meta.GetXattr,
+    meta.ListXattr,
 }
 NOT_REPEATABLE: set[type[meta.Request]] = {
     meta.SessionOpen,  # a session whose answer was lost ends by itself
@@ -261,6 +264,32 @@ async def mode_of_somebody_elses(world: World) -> meta.Request:
     await world.file(b"/f")
     world.me.creds = USER
     return meta.SetAttr(path=b"/f", what=meta.SET_MODE, mode=0o600)
+
+
+@case(meta.SetXattr)
+async def attribute(world: World) -> meta.Request:
+    await world.file(b"/f")
+    return meta.SetXattr(path=b"/f", name=b"user.a", value=b"1", flags=meta.XATTR_CREATE)
+
+
+@case(meta.SetXattr)
+async def attribute_that_is_there(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.me(meta.SetXattr(path=b"/f", name=b"user.a", value=b"1"))
+    return meta.SetXattr(path=b"/f", name=b"user.a", value=b"2", flags=meta.XATTR_CREATE)
+
+
+@case(meta.RemoveXattr)
+async def removal_of_an_attribute(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.me(meta.SetXattr(path=b"/f", name=b"user.a", value=b"1"))
+    return meta.RemoveXattr(path=b"/f", name=b"user.a")
+
+
+@case(meta.RemoveXattr)
+async def removal_of_a_missing_attribute(world: World) -> meta.Request:
+    await world.file(b"/f")
+    return meta.RemoveXattr(path=b"/f", name=b"user.a")
 
 
 # --- names ----------------------------------------------------------------------------------
@@ -433,6 +462,58 @@ async def bounds(world: World) -> meta.Request:
 async def bounds_of_a_file(world: World) -> meta.Request:
     await world.file(b"/kv")
     return meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=1 << 20)
+
+
+# --- locks ----------------------------------------------------------------------------------
+
+
+@case(meta.Lock)
+async def lock(world: World) -> meta.Request:
+    await world.file(b"/f")
+    return meta.Lock(path=b"/f", owner=1)
+
+
+@case(meta.Lock)
+async def lock_that_another_has(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.other(meta.Lock(path=b"/f", owner=1))
+    return meta.Lock(path=b"/f", owner=1)
+
+
+@case(meta.Lock)
+async def lock_of_entries(world: World) -> meta.Request:
+    await world.me(meta.MkDir(path=b"/d"))
+    return meta.Lock(path=b"/d", kind=meta.LOCK_ENTRIES, owner=1)
+
+
+@case(meta.Lock)
+async def lock_of_what_a_dead_client_had(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.other(meta.Lock(path=b"/f", owner=1))
+    await world.first.handle(meta.SessionClose(client=world.other.client))
+    return meta.Lock(path=b"/f", owner=1)
+
+
+@case(meta.Unlock)
+async def end_of_a_lock(world: World) -> meta.Request:
+    await world.me(meta.MkDir(path=b"/d"))
+    await world.me(meta.Lock(path=b"/d", kind=meta.LOCK_ENTRIES, owner=1))
+    return meta.Unlock(path=b"/d", kind=meta.LOCK_ENTRIES, owner=1)
+
+
+@case(meta.Unlock)
+async def end_of_others_locks(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.other(meta.Lock(path=b"/f", owner=1, exclusive=False))
+    return meta.Unlock(path=b"/f", force=True)
+
+
+@case(meta.Unlock)
+async def end_of_others_locks_by_somebody(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.other(meta.Lock(path=b"/f", owner=1))
+    world.me.creds = USER
+    return meta.Unlock(path=b"/f", force=True)
 
 
 # --- what a store holds, comparable between worlds -------------------------------------------

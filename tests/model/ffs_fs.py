@@ -171,6 +171,21 @@ class FfsFs:
         request = meta.SetAttr(path=path, follow=False, what=what, uid=max(uid, 0), gid=max(gid, 0))
         self.call(request, user)
 
+    def getxattr(self, user: User, path: bytes, name: bytes, follow: bool) -> bytes:
+        value: bytes = self.call(meta.GetXattr(path=path, name=name, follow=follow), user).value
+        return value
+
+    def setxattr(self, user: User, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
+        request = meta.SetXattr(path=path, name=name, value=value, flags=flags, follow=follow)
+        self.call(request, user)
+
+    def removexattr(self, user: User, path: bytes, name: bytes, follow: bool) -> None:
+        self.call(meta.RemoveXattr(path=path, name=name, follow=follow), user)
+
+    def listxattr(self, user: User, path: bytes, follow: bool) -> list[bytes]:
+        names: list[bytes] = self.call(meta.ListXattr(path=path, follow=follow), user).names
+        return names
+
     def dump(self) -> list[tuple[Any, ...]]:
         out: list[tuple[Any, ...]] = []
         seen: dict[int, int] = {}
@@ -209,7 +224,14 @@ class FfsFs:
         return self.runner.run(self.store.read(lambda snap: snap.range(b"\0", b"\xff")))
 
 
-READING = {meta.Stat, meta.ReadDir, meta.ReadLink, meta.CapabilityRenew}
+READING = {
+    meta.Stat,
+    meta.ReadDir,
+    meta.ReadLink,
+    meta.CapabilityRenew,
+    meta.GetXattr,
+    meta.ListXattr,
+}
 Call = Callable[..., Any]
 
 

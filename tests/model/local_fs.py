@@ -174,6 +174,22 @@ class _Calls:
         self.become(user)
         os.chown(self.path(path), uid, gid, follow_symlinks=False)
 
+    def getxattr(self, user: User, path: bytes, name: bytes, follow: bool) -> bytes:
+        self.become(user)
+        return os.getxattr(self.path(path), name, follow_symlinks=follow)
+
+    def setxattr(self, user: User, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
+        self.become(user)
+        os.setxattr(self.path(path), name, value, flags, follow_symlinks=follow)
+
+    def removexattr(self, user: User, path: bytes, name: bytes, follow: bool) -> None:
+        self.become(user)
+        os.removexattr(self.path(path), name, follow_symlinks=follow)
+
+    def listxattr(self, user: User, path: bytes, follow: bool) -> list[bytes]:
+        self.become(user)
+        return sorted(os.fsencode(name) for name in os.listxattr(self.path(path), follow_symlinks=follow))
+
     def dump(self) -> list[tuple[Any, ...]]:
         self.become(User(os.getuid(), os.getgid()) if not AS_ROOT else User(0, 0))
         out: list[tuple[Any, ...]] = []

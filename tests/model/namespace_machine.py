@@ -40,6 +40,9 @@ modes = st.sampled_from([0o777, 0o755, 0o700, 0o770, 0o750, 0o666, 0o640, 0o600,
 wild_modes = st.one_of(modes, st.sampled_from([0o1777, 0o4755, 0o6711, 0o2755]))
 lengths = st.sampled_from([0, 1, 100, 4095, 4096, 4097, 8192, 20000, 50000])
 handles = st.integers(0, 2)
+# Names of a length that can't be aren't among these: kernels differ in whether they look at the path first.
+attributes = st.sampled_from([b"user.a", b"user.a", b"user.b", b"user." + b"x" * 250, b"user.", b"other.a"])
+values = st.sampled_from([b"", b"1", b"\0\xff", b"v" * 2000])
 
 
 class Machine(RuleBasedStateMachine):
@@ -132,6 +135,31 @@ class Machine(RuleBasedStateMachine):
     def chown(self, user: User, path: bytes, uid: int, gid: int) -> None:
         if not (self.local and not AS_ROOT):
             self.both("chown", user, path, uid, gid)
+
+    # --- extended attributes ---
+
+    @rule(
+        user=users,
+        path=rare_path,
+        name=attributes,
+        value=values,
+        flags=st.sampled_from([0, 0, os.XATTR_CREATE, os.XATTR_REPLACE]),
+        follow=st.booleans(),
+    )
+    def setxattr(self, user: User, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
+        self.both("setxattr", user, path, name, value, flags, follow)
+
+    @rule(user=users, path=rare_path, name=attributes, follow=st.booleans())
+    def getxattr(self, user: User, path: bytes, name: bytes, follow: bool) -> None:
+        self.both("getxattr", user, path, name, follow)
+
+    @rule(user=users, path=rare_path, name=attributes, follow=st.booleans())
+    def removexattr(self, user: User, path: bytes, name: bytes, follow: bool) -> None:
+        self.both("removexattr", user, path, name, follow)
+
+    @rule(user=users, path=rare_path, follow=st.booleans())
+    def listxattr(self, user: User, path: bytes, follow: bool) -> None:
+        self.both("listxattr", user, path, follow)
 
     # --- open files ---
 

@@ -36,6 +36,7 @@ class Node:
     length: int = 0  # file
     target: bytes = b""  # link
     names: int = 0  # how many entries lead here
+    xattrs: dict[bytes, bytes] = field(default_factory=dict)
 
 
 class ModelFs:
@@ -419,6 +420,57 @@ class ModelFs:
             node.mode &= ~0o4000
             if node.mode & 0o010:
                 node.mode &= ~0o2000
+
+    # --- extended attributes ---
+
+    def may_xattr(self, node: Node, user: User, name: bytes, bits: int) -> None:
+        """Whether it may be read (4) or changed (2): xattr(7), in the kernel's order."""
+        if name.startswith(b"user."):
+            if node.kind == "link":
+                raise fail(errno.EPERM if bits == 2 else errno.ENODATA)
+            sticky = node.kind == "dir" and node.mode & 0o1000
+            if bits == 2 and sticky and user.uid not in (0, node.uid):
+                raise fail(errno.EPERM)
+        self.demand(node, user, bits)
+        if not name.startswith(b"user."):
+            raise fail(errno.EOPNOTSUPP)
+        if name == b"user.":
+            raise fail(errno.EINVAL)
+
+    @staticmethod
+    def check_xattr_name(name: bytes) -> None:
+        if not 0 < len(name) <= 255:
+            raise fail(errno.ERANGE)
+
+    def getxattr(self, user: User, path: bytes, name: bytes, follow: bool) -> bytes:
+        self.check_xattr_name(name)
+        node = self.get(user, path, follow)
+        self.may_xattr(node, user, name, 4)
+        if name not in node.xattrs:
+            raise fail(errno.ENODATA)
+        return node.xattrs[name]
+
+    def setxattr(self, user: User, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
+        self.check_xattr_name(name)
+        if len(value) > 65536:
+            raise fail(errno.E2BIG)
+        node = self.get(user, path, follow)
+        self.may_xattr(node, user, name, 2)
+        if name in node.xattrs and flags & 1:
+            raise fail(errno.EEXIST)
+        if name not in node.xattrs and flags & 2:
+            raise fail(errno.ENODATA)
+        node.xattrs[name] = value
+
+    def removexattr(self, user: User, path: bytes, name: bytes, follow: bool) -> None:
+        self.check_xattr_name(name)
+        node = self.get(user, path, follow)
+        self.may_xattr(node, user, name, 2)
+        if node.xattrs.pop(name, None) is None:
+            raise fail(errno.ENODATA)
+
+    def listxattr(self, user: User, path: bytes, follow: bool) -> list[bytes]:
+        return sorted(self.get(user, path, follow).xattrs)
 
     def dump(self) -> list[tuple[Any, ...]]:
         """The whole tree: (path, description, number of the object by first visit)."""

@@ -53,6 +53,7 @@ class FfsMachine(Machine):
         inodes = {int.from_bytes(k[3:11], "big") for k, _ in keys if k[:1] == b"i"}
         assert inodes == reachable
         assert not [k for k, _ in keys if k[:1] in b"gtwWe"]
+        assert {int.from_bytes(k[1:9], "big") for k, _ in keys if k[:1] == b"u"} <= reachable
         assert self.real.chains.spaces() <= reachable
 
     def inos(self, ino: int) -> Any:

@@ -1,0 +1,101 @@
+"""`ffs flock`: run a command while a file or directory is locked, as flock(1); see and end locks."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ffs import errors
+from ffs.cli.location import parse_remote
+from ffs.cli.parsing import Commands, command, connect, print_json, seconds_argument
+from ffs.cli.text import table
+
+if TYPE_CHECKING:
+    from ffs.proto.meta import LockHolder
+
+NOT_FOUND = 127  # as a shell has it
+SIGNALLED = 128
+
+
+def add_commands(commands: Commands) -> None:
+    flock = command(
+        commands, "flock", run_flock, "run a command while a lock is held, as flock(1)", json_option=True
+    )
+    flock.add_argument("-s", "--shared", action="store_true", help="a shared lock, not an exclusive one")
+    flock.add_argument("-n", "--nonblock", action="store_true", help="fail at once if somebody has it")
+    flock.add_argument(
+        "-w", "--wait", type=seconds_argument, metavar="SECONDS", help="fail if it isn't free after so long"
+    )
+    flock.add_argument(
+        "-E", "--conflict-exit-code", type=int, default=1, metavar="N", help="of -n and -w (default: 1)"
+    )
+    flock.add_argument("--list", action="store_true", help="show who holds locks of it; no command")
+    flock.add_argument(
+        "--break",
+        action="store_true",
+        dest="force",
+        help="end all locks of it, as its owner or root; no command",
+    )
+    flock.add_argument("path", metavar="PATH", help="of a file, made if it isn't there, or a directory")
+    flock.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND", help="with its arguments")
+
+
+def run_flock(args: argparse.Namespace) -> int:
+    from ffs.client.locks import Lock, describe_holders
+
+    place = parse_remote(args.path)
+    line = args.line[1:] if args.line[:1] == ["--"] else args.line
+    if bool(line) == (args.list or args.force):
+        raise errors.InvalidArgument("give a command to run, or one of --list and --break", args.path)
+    with connect(args, place.address) as client:
+        if args.list:
+            return _show(args, client.locks(place.path))
+        if args.force:
+            ended = client.break_locks(place.path)
+            if client.isdir(place.path):
+                ended += client.break_locks(place.path, entries=True)
+            return _show(args, ended)
+        try:
+            ino = client.stat(place.path).st_ino
+        except FileNotFoundError:
+            with client.open(place.path, "ab"):  # two that come at once make one file
+                ino = client.stat(place.path).st_ino
+        lock = Lock(client.core_of_process, ino, place.path)
+        timeout = 0.0 if args.nonblock else None if args.wait is None else args.wait / 1000
+        holders = lock.acquire(exclusive=not args.shared, timeout=timeout)
+        if holders:
+            print(f"ffs flock: {place.path}: locked by {describe_holders(holders)}", file=sys.stderr)
+            return int(args.conflict_exit_code)
+        try:
+            return _run(line)
+        finally:
+            lock.release()
+
+
+def _run(line: list[str]) -> int:
+    try:
+        status = subprocess.run(line, check=False).returncode
+    except FileNotFoundError:
+        print(f"ffs flock: {line[0]}: no such command", file=sys.stderr)
+        return NOT_FOUND
+    return status if status >= 0 else SIGNALLED - status
+
+
+def _show(args: argparse.Namespace, holders: list[LockHolder]) -> int:
+    rows: list[dict[str, Any]] = [
+        {
+            "client": holder.client,
+            "label": holder.label,
+            "lock": "entries" if holder.kind else "exclusive" if holder.exclusive else "shared",
+        }
+        for holder in holders
+    ]
+    if args.json:
+        print_json({"locks": rows})
+    elif rows:
+        print(table(["CLIENT", "LOCK", "HOLDER"], [[str(r["client"]), r["lock"], r["label"]] for r in rows]))
+    else:
+        print("no locks")
+    return 0
