@@ -9,13 +9,16 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 import ffs
+from ffs.errors import NotPermitted
 from ffs.proto import meta
+from ffs.proto.cluster import GetCluster, GetRouting, GetSpaces, GetStatus, Ping
 from ffs.proto.common import Message, encode_capability
 from ffs.rpc.address import format_address
 from ffs.rpc.handshake import Peer, read_secret
 from ffs.rpc.ready import announce_ready
 from ffs.rpc.server import Server
 from metadata.auth.keys import Signer
+from metadata.auth.users import Users, end_sessions_of_gone_tokens
 from metadata.cluster.chain_port import StorageControl
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.identity import cluster_id
@@ -26,7 +29,7 @@ from metadata.config import MetaConfig, parse_config
 from metadata.fs.collector import Collector
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace
-from metadata.fs.sessions import SessionSweeper
+from metadata.fs.sessions import SessionSweeper, end_session
 from metadata.fs.spaces import keep_complete
 from metadata.kv import Store, open_store
 
@@ -38,21 +41,49 @@ PROGRAM = "ffs-meta"
 class MetaService:
     """Hands each request to the namespace or to the manager (ffs.rpc.server.Service)."""
 
-    def __init__(self, namespace: Namespace, manager: Manager) -> None:
+    # What a user may ask beyond the namespace; the rest is for administrators, who have the cluster secret.
+    OF_USERS = (GetRouting, GetStatus, GetSpaces, GetCluster, Ping)
+
+    def __init__(self, namespace: Namespace, manager: Manager, users: Users) -> None:
+        self._users = users
         self._namespace = namespace
         self._manager = manager
         self._namespace_now = namespace.try_handle_now
         self._of_namespace = frozenset(meta.REPLY_OF)
 
     def handle_now(self, peer: Peer, request: Message) -> Message | None:
+        if peer.token and not self._allow_now(peer, request):
+            return None
         if type(request) in self._of_namespace:
             return self._namespace_now(request)
+        if isinstance(request, Users.REQUESTS):
+            return None
         return self._manager.handle_now(peer, request)
 
     async def handle(self, peer: Peer, request: Message) -> Message:
+        if peer.token and not self._allow_now(peer, request):
+            await self._users.check_owner(peer.token, request.client)  # type: ignore[attr-defined]
         if type(request) in self._of_namespace:
-            return await self._namespace.handle(request)
+            reply = await self._namespace.handle(request)
+            if peer.token and isinstance(reply, meta.SessionOpened):
+                await self._users.bind(peer.token, reply.client)
+            return reply
+        if isinstance(request, Users.REQUESTS):
+            return await self._users.handle(request)
         return await self._manager.handle(peer, request)
+
+    def _allow_now(self, peer: Peer, request: Message) -> bool:
+        """Makes a user's request one under that user's own ids, whatever it claims. False: whether the
+        session that it names is the user's must be looked up. Unauthenticated (revoked), NotPermitted."""
+        creds = self._users.creds(peer.token)
+        if isinstance(request, meta.Request):
+            request.creds = creds
+            return self._users.owns_now(peer.token, request.client)
+        if type(request) in self._of_namespace or isinstance(request, self.OF_USERS):
+            return True
+        raise NotPermitted(
+            f"user {peer.user}: {type(request).__name__} is for administrators, who have the cluster secret"
+        )
 
     def cancellable(self, request: Message) -> bool:
         return type(request) is meta.Lock or self._manager.cancellable(request)
@@ -96,8 +127,12 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
     )
     sign = encode_capability if signer is None else signer.sign
     core = Core(store, routing, control, cluster_id=cluster, sign=sign)
-    service = MetaService(Namespace(core), manager)
-    async with Server(service, config.listen, cluster=cluster, secret=secret, name=PROGRAM) as server:
+    users = Users(store, core.now_ns)
+    await users.refresh()
+    service = MetaService(Namespace(core), manager, users)
+    async with Server(
+        service, config.listen, cluster=cluster, secret=secret, name=PROGRAM, users=users.grant
+    ) as server:
         lease.address = config.advertise or format_address(server.address)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -107,6 +142,15 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
                 group.create_task(_while_primary(lease, Collector(core).run)),
                 group.create_task(_while_primary(lease, SessionSweeper(core).run)),
                 group.create_task(_while_primary(lease, lambda: keep_complete(store))),
+                group.create_task(users.poll()),
+                group.create_task(
+                    _while_primary(
+                        lease,
+                        lambda: end_sessions_of_gone_tokens(
+                            store, users, lambda client: end_session(core, client)
+                        ),
+                    )
+                ),
             ]
             if signer is not None:
                 tasks.append(group.create_task(signer.poll()))

@@ -22,7 +22,7 @@ from ffs.proto import meta
 from ffs.proto.cluster import GetRouting, RoutingReply
 from ffs.proto.common import Creds, ErrorReply, Message, OkReply, to_error
 from ffs.rpc.aio import Connection
-from ffs.rpc.handshake import AskerHandshake
+from ffs.rpc.handshake import AskerHandshake, Credential
 
 M = TypeVar("M", bound=Message)
 
@@ -37,7 +37,7 @@ class AsyncClient:
     takes effect once.
     """
 
-    def __init__(self, servers: tuple[tuple[str, int], ...], cluster: bytes, secret: bytes | None) -> None:
+    def __init__(self, servers: tuple[tuple[str, int], ...], cluster: bytes, secret: Credential | None) -> None:
         """Made by `connect`."""
         self._servers = servers
         self._cluster = cluster

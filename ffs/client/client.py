@@ -21,7 +21,10 @@ from ffs import errors
 from ffs.client.address import ClusterAddress, resolve_address
 from ffs.client.core import ClientOptions, Core
 from ffs.client.files import FileCalls
+from ffs.client.xattr import XattrCalls
+from ffs.proto.auth import parse_token
 from ffs.proto.cluster import GetStatus, StatusReply
+from ffs.rpc.handshake import Credential
 
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 _TRANSPORTS = ("auto", "tcp", "local")
 
 
-class Client(FileCalls):
+class Client(FileCalls, XattrCalls):
     """A cluster, as one process sees it: names, files, KV spaces. Thread-safe.
 
     Use it as a context manager, or close it; files that are still open are closed with it.
@@ -198,6 +201,7 @@ def connect(
     *,
     transport: str = "auto",
     secret: bytes | str | os.PathLike[str] | None = None,
+    token: str | None = None,
     connect_timeout: float = 3.0,
     request_timeout: float = 30.0,
     session_ttl: float = 30.0,
@@ -209,9 +213,9 @@ def connect(
 
     address: "host:port[,host:port...]" of the metadata services, perhaps with "ffs://" before it and
     "?cluster=<hex id>" after it; None takes FFS_CLUSTER. transport: "auto", "tcp" or "local". secret:
-    the cluster secret (bytes), or the path of its file; None: the file that FFS_CLUSTER_SECRET_FILE names,
-    if that is set. Times in seconds; session_ttl is how long what
-    this client has open for writing outlives it. checksum: check data from end to end. unavailable_timeout:
+    the cluster secret (bytes), or the path of its file; token: a user's token, instead. Neither: what the
+    file says that FFS_TOKEN_FILE, or else FFS_CLUSTER_SECRET_FILE names, if one is set. Times in seconds;
+    session_ttl is how long what this client has open for writing outlives it. checksum: check data from end to end. unavailable_timeout:
     data requests of a chain that has no replica for so long raise ChainUnavailable. hedge_percent: how many
     late reads in a hundred may go to a second replica (0: none).
 
@@ -220,6 +224,8 @@ def connect(
     """
     options = _options(transport, secret, connect_timeout, request_timeout, session_ttl, checksum)
     options = _with_data_options(options, unavailable_timeout, hedge_percent)
+    if token is not None:
+        options = replace(options, secret=parse_token(token))
     client = Client(resolve_address(address), options)
     try:
         client.core  # noqa: B018 - connects
@@ -246,15 +252,18 @@ def _options(
     ):
         if not least <= value <= most:
             raise errors.InvalidArgument(f"{name} {value}: give {least:g} to {most:g} seconds")
+    proved: Credential | None
     if secret is None:
-        secret = _environment_secret()
-    elif not isinstance(secret, bytes):
+        proved = _environment_secret()
+    elif isinstance(secret, bytes):
+        proved = secret
+    else:
         from ffs.rpc.handshake import read_secret
 
-        secret = read_secret(os.fspath(secret))
+        proved = read_secret(os.fspath(secret))
     return ClientOptions(
         transport=transport,
-        secret=secret,
+        secret=proved,
         connect_timeout_s=connect_timeout,
         request_timeout_s=request_timeout,
         session_ttl_ms=int(session_ttl * 1000),
@@ -276,7 +285,11 @@ def _with_data_options(
     )
 
 
-def _environment_secret() -> bytes | None:
+def _environment_secret() -> Credential | None:
+    token_file = os.environ.get("FFS_TOKEN_FILE")
+    if token_file:
+        with open(token_file, encoding="ascii") as file:
+            return parse_token(file.read())
     path = os.environ.get("FFS_CLUSTER_SECRET_FILE")
     if not path:
         return None

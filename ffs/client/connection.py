@@ -15,14 +15,14 @@ from ffs.proto.common import Message
 from ffs.rpc.address import Address, format_address
 from ffs.rpc.blocking import BlockingConnection
 from ffs.rpc.codec import decode_message
-from ffs.rpc.handshake import AskerHandshake
+from ffs.rpc.handshake import AskerHandshake, Credential
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """What each connection of a client is made with. Times in seconds."""
 
-    secret: bytes | None = None
+    secret: Credential | None = None
     name: str = ""
     connect_timeout_s: float = 3.0
     reply_timeout_s: float = 10.0

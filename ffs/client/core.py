@@ -24,6 +24,7 @@ from ffs.client.watch import Watch
 from ffs.errors import ConnectionLost, DeadlineExceeded, Fenced, ShutDown, Unreachable
 from ffs.proto import meta
 from ffs.proto.common import Creds, Message
+from ffs.rpc.handshake import Credential
 
 M = TypeVar("M", bound=Message)
 
@@ -36,8 +37,8 @@ class ClientOptions:
 
     transport: str = "auto"
     """How data travels: "auto" (local where both ends share a host, else tcp), "tcp" or "local"."""
-    secret: bytes | None = field(default=None, repr=False)
-    """The cluster secret, where the cluster has one."""
+    secret: Credential | None = field(default=None, repr=False)
+    """The cluster secret, or a user's token, where the cluster wants one."""
     connect_timeout_s: float = 3.0
     """Of one connection to a metadata service."""
     request_timeout_s: float = 30.0

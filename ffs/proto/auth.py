@@ -12,9 +12,13 @@ from typing import Final
 
 from msgspec import Struct
 
+from ffs.errors import InvalidArgument
 from ffs.proto.common import CAPABILITY_BYTES, Capability, Creds, Message, encode_capability
 
 KEY_BYTES: Final = 32
+TOKEN_ID_BYTES: Final = 8
+SALT_BYTES: Final = 16
+_TOKEN_PREFIX: Final = "ffs1"
 _MAC_BYTES: Final = 32
 _CAPABILITY_LABEL: Final = b"ffs capability 1\0"  # native/net/mac.cc
 _PEER_LABEL: Final = b"ffs data peers 1"
@@ -146,6 +150,32 @@ class RevokeToken(Message, tag=87, kw_only=True):
 
     name: str
     id: bytes = b""
+
+
+class Token(Struct, frozen=True, gc=False):
+    """What a user has: shown once, when it is made."""
+
+    id: bytes  # 8 bytes
+    secret: bytes  # 32 bytes
+
+    def __repr__(self) -> str:
+        return f"Token(id={self.id.hex()})"
+
+    def text(self) -> str:
+        return f"{_TOKEN_PREFIX}-{self.id.hex()}-{self.secret.hex()}"
+
+
+def parse_token(text: str) -> Token:
+    """Inverse of Token.text. Raises InvalidArgument, which doesn't repeat it."""
+    parts = text.strip().split("-")
+    try:
+        token = Token(bytes.fromhex(parts[1]), bytes.fromhex(parts[2]))
+        good = len(parts) == 3 and parts[0] == _TOKEN_PREFIX
+    except (IndexError, ValueError):
+        good = False
+    if not good or (len(token.id), len(token.secret)) != (TOKEN_ID_BYTES, KEY_BYTES):
+        raise InvalidArgument("that is no token of ffs: it looks like ffs1-<16 digits>-<64 digits>")
+    return token
 
 
 # A token is drawn at random (256 bits): no slow hash is needed, as for a password. The proof is SCRAM's

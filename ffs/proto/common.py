@@ -49,7 +49,7 @@ class Hello(Message, tag=1, kw_only=True):
     role: str = "client"  # client | meta | storage
     node: int = 0
     incarnation: int = 0
-    token: bytes = b""  # proof of the cluster secret or of a user; b"" on a loopback development cluster
+    token: bytes = b""  # id of a user's token, which the asker can prove; b"": none
     name: str = ""  # for people: host and program
     nonce: bytes = b""  # 32 random bytes: the asker can prove the cluster secret (ffs.rpc.handshake)
 
@@ -62,7 +62,8 @@ class HelloReply(Message, tag=2, kw_only=True):
     manager_time_ms: int = 0
     routing_epoch: int = 0
     nonce: bytes = b""  # 32 random bytes: the server wants an AuthProof before anything else
-    proof: bytes = b""  # of the secret, by the server
+    proof: bytes = b""  # of the secret, or of the token, by the server
+    salt: bytes = b""  # of the token that Hello named
 
 
 class AuthProof(Message, tag=5, kw_only=True):

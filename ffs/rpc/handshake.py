@@ -8,7 +8,9 @@
 
 The bracketed part happens where the server has a cluster secret. Both prove it by HMAC-SHA256
 over both nonces, the whole Hello, the cluster and the version chosen: no replay, no mixing of
-connections, no downgrade; the secret itself never travels. An asker that has a secret refuses
+connections, no downgrade; the secret itself never travels. A user's token is proved in the same
+two messages, as in SCRAM (RFC 5802): Hello names the token, HelloReply brings its salt, and neither what
+travels nor what the server keeps is enough to act as the user. An asker that has a secret refuses
 a server that proves none, and the other way round. Without a secret a server may listen on
 loopback only (ffs.rpc.server). Pure but for os.urandom.
 """
@@ -18,15 +20,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ffs.errors import ProtocolError, Unauthenticated, VersionMismatch, WrongCluster
+from ffs.proto.auth import SALT_BYTES, Token, Verifier, client_key, server_key, verifier_of
 from ffs.proto.common import PROTOCOL_MAX, PROTOCOL_MIN, AuthProof, Hello, HelloReply, Message, OkReply
 from ffs.rpc.codec import encode_message
 
 NONCE_BYTES: Final = 32
 MIN_SECRET_BYTES: Final = 16
+Credential = bytes | Token  # the cluster secret, or a user's token
 ROLES: Final = frozenset({"client", "meta", "storage", "admin"})
 
 
@@ -40,6 +45,16 @@ class Peer:
     incarnation: int
     protocol: int
     authenticated: bool
+    user: str = ""  # whose token was proved; "": an administrator
+    token: bytes = b""  # its id
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a server knows of a token."""
+
+    user: str
+    verifier: Verifier
 
 
 def read_secret(path: str) -> bytes:
@@ -58,6 +73,10 @@ def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes, cluster: byte
     return hmac.digest(secret, b"ffs control 1 " + side + b"\0" + said, "sha256")
 
 
+def _xor(a: bytes, b: bytes) -> bytes:
+    return bytes(x ^ y for x, y in zip(a, b, strict=True))
+
+
 class AskerHandshake:
     """The side that connected. Send `hello`; give each reply to `receive` until `done`."""
 
@@ -66,7 +85,7 @@ class AskerHandshake:
         *,
         role: str,
         cluster: bytes = b"",
-        secret: bytes | None = None,
+        secret: Credential | None = None,
         name: str = "",
         node: int = 0,
         incarnation: int = 0,
@@ -85,6 +104,7 @@ class AskerHandshake:
                 node=node,
                 incarnation=incarnation,
                 nonce=os.urandom(NONCE_BYTES) if secret is not None else b"",
+                token=secret.id if isinstance(secret, Token) else b"",
             )
         )
 
@@ -102,8 +122,12 @@ class AskerHandshake:
         if self._secret is None:
             self.done = True
             return None
-        proof = _proof(self._secret, b"asker", self.hello, message.nonce, message.cluster, message.protocol)
-        return encode_message(AuthProof(proof=proof))
+        said = (self.hello, message.nonce, message.cluster, message.protocol)
+        if isinstance(self._secret, Token):
+            key = client_key(message.salt, self._secret.secret)
+            stored = verifier_of(message.salt, self._secret.secret).stored_key
+            return encode_message(AuthProof(proof=_xor(key, _proof(stored, b"token asker", *said))))
+        return encode_message(AuthProof(proof=_proof(self._secret, b"asker", *said)))
 
     def _check(self, reply: HelloReply) -> None:
         if not PROTOCOL_MIN <= reply.protocol <= PROTOCOL_MAX:
@@ -122,7 +146,15 @@ class AskerHandshake:
             return
         if not reply.nonce:
             raise Unauthenticated("the server doesn't prove the cluster secret: it runs without one")
-        expected = _proof(self._secret, b"server", self.hello, reply.nonce, reply.cluster, reply.protocol)
+        said = (self.hello, reply.nonce, reply.cluster, reply.protocol)
+        if isinstance(self._secret, Token):
+            if len(reply.salt) != SALT_BYTES:
+                raise Unauthenticated("the server doesn't know tokens")
+            key = server_key(reply.salt, self._secret.secret)
+            if not hmac.compare_digest(_proof(key, b"token server", *said), reply.proof):
+                raise Unauthenticated("the server doesn't know this token: is it the right cluster?")
+            return
+        expected = _proof(self._secret, b"server", *said)
         if not hmac.compare_digest(expected, reply.proof):
             raise Unauthenticated("the server has another cluster secret")
 
@@ -130,7 +162,17 @@ class AskerHandshake:
 class ServerHandshake:
     """The side that was connected to. Give each body to `receive`, send its answer, until `peer` is set."""
 
-    def __init__(self, *, cluster: bytes, secret: bytes | None, name: str) -> None:
+    def __init__(
+        self,
+        *,
+        cluster: bytes,
+        secret: bytes | None,
+        name: str,
+        users: Callable[[bytes], Grant | None] | None = None,
+    ) -> None:
+        """`users` finds a token by its id; None: this server takes none."""
+        self._users = users
+        self._verifier: Verifier | None = None
         self._cluster = cluster
         self._secret = secret
         self._name = name
@@ -143,13 +185,38 @@ class ServerHandshake:
         if self._asker is not None:
             if type(message) is not AuthProof:
                 raise Unauthenticated("prove the cluster secret before anything else")
-            if not hmac.compare_digest(self._expected, message.proof):
+            if self._verifier is not None:
+                self._check_token(self._verifier, message.proof)
+            elif not hmac.compare_digest(self._expected, message.proof):
                 raise Unauthenticated("another cluster secret: check the cluster secret file")
             self.peer = self._asker
             return OkReply()
         if type(message) is not Hello:
             raise ProtocolError(f"a connection begins with hello, not {type(message).__name__}")
         return self._greet(body, message)
+
+    def _check_token(self, verifier: Verifier, proof: bytes) -> None:
+        """`_expected` is what the proof was mixed with; what is left must be the token's client key."""
+        if len(proof) == len(self._expected):
+            key = _xor(proof, self._expected)
+            if hmac.compare_digest(hashlib.sha256(key).digest(), verifier.stored_key):
+                return
+        raise Unauthenticated("that isn't the token that it says")
+
+    def _greet_user(self, body: bytes, hello: Hello, peer: Peer, reply: HelloReply) -> HelloReply:
+        grant = self._users(hello.token) if self._users is not None else None
+        if grant is None:
+            raise Unauthenticated("unknown or revoked token: ask an administrator (ffs user token)")
+        if hello.role != "client" or len(hello.nonce) != NONCE_BYTES:
+            raise Unauthenticated(f"a user's token isn't for role {hello.role}")
+        reply.nonce = os.urandom(NONCE_BYTES)
+        reply.salt = grant.verifier.salt
+        said = (body, reply.nonce, self._cluster, reply.protocol)
+        reply.proof = _proof(grant.verifier.server_key, b"token server", *said)
+        self._expected = _proof(grant.verifier.stored_key, b"token asker", *said)
+        self._verifier = grant.verifier
+        self._asker = replace(peer, authenticated=True, user=grant.user, token=hello.token)
+        return reply
 
     def _greet(self, body: bytes, hello: Hello) -> HelloReply:
         protocol = min(PROTOCOL_MAX, hello.protocol_max)
@@ -168,6 +235,8 @@ class ServerHandshake:
             raise ProtocolError(f"unknown role {hello.role!r} in hello")
         peer = Peer(hello.role, hello.name, hello.node, hello.incarnation, protocol, self._secret is not None)
         reply = HelloReply(protocol=protocol, cluster=self._cluster, name=self._name)
+        if hello.token:
+            return self._greet_user(body, hello, peer, reply)
         if self._secret is None:
             if hello.nonce:
                 raise Unauthenticated(

@@ -34,7 +34,7 @@ from ffs.proto.common import ErrorReply, Message, to_error
 from ffs.rpc.address import Address, format_address
 from ffs.rpc.blocking import BlockingConnection
 from ffs.rpc.codec import decode_message, encode_message
-from ffs.rpc.handshake import AskerHandshake
+from ffs.rpc.handshake import AskerHandshake, Credential
 
 CONNECT_TIMEOUT_S: Final = 3.0
 TRY_S: Final = 10.0  # with several addresses: another one is tried when one hasn't answered for so long
@@ -56,7 +56,7 @@ class Pool:
         role: str = "client",
         name: str = "",
         cluster: bytes = b"",
-        secret: bytes | None = None,
+        secret: Credential | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         """`cluster` b"" takes the first server's, and holds all others to it. Doesn't connect."""

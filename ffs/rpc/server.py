@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from ffs.errors import FfsError, InvalidArgument, ProtocolError, Unreachable, error_of
@@ -19,7 +20,7 @@ from ffs.proto.common import Message, error_reply
 from ffs.rpc.address import Address, format_address, is_loopback
 from ffs.rpc.codec import decode_message, encode_reply
 from ffs.rpc.frame import CANCEL, REQUEST, FrameDecoder
-from ffs.rpc.handshake import Peer, ServerHandshake
+from ffs.rpc.handshake import Grant, Peer, ServerHandshake
 
 log = logging.getLogger("ffs.rpc")
 
@@ -46,7 +47,7 @@ class _Connection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._handshake: ServerHandshake | None = ServerHandshake(
-            cluster=server.cluster, secret=server.secret, name=server.name
+            cluster=server.cluster, secret=server.secret, name=server.name, users=server.users
         )
         self._peer: Peer | None = None
         self._out: list[bytes] = []  # replies of tasks, written at the end of this turn of the loop
@@ -216,6 +217,7 @@ class Server:
         cluster: bytes,
         secret: bytes | None,
         name: str,
+        users: Callable[[bytes], Grant | None] | None = None,
     ) -> None:
         if secret is None and not is_loopback(listen[0]):
             raise InvalidArgument(
@@ -225,6 +227,7 @@ class Server:
         self.service = service
         self.cluster = cluster
         self.secret = secret
+        self.users = users  # ffs.rpc.handshake.ServerHandshake
         self.name = name
         self._listen = listen
         self._connections: set[_Connection] = set()

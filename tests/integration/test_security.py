@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,8 @@ from ffs.client.client import Client
 from ffs.kv import Space
 from ffs.layout import file_chunk_key
 from ffs.proto import meta
-from ffs.proto.auth import KeysReply, RotateKeys
-from ffs.proto.common import CAPABILITY_BYTES, RIGHT_READ, RIGHT_WRITE
+from ffs.proto.auth import KeysReply, ListUsers, RotateKeys, Token, UsersReply, parse_token
+from ffs.proto.common import CAPABILITY_BYTES, RIGHT_READ, RIGHT_WRITE, Creds
 
 SECRET = b"correct horse battery staple"
 # struct Capability (docs/wire_format.md): where each field begins.
@@ -187,6 +187,10 @@ def test_keys_rotate_while_clients_read_and_write(cluster: Cluster, client: Clie
         except BaseException as error:
             failures.append(error)
 
+    def further(steps: int) -> Callable[[], bool]:
+        before = list(done)
+        return lambda: bool(failures) or all(n >= b + steps for n, b in zip(done, before, strict=True))
+
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
@@ -194,15 +198,10 @@ def test_keys_rotate_while_clients_read_and_write(cluster: Cluster, client: Clie
         caller = client.core.caller
         first = caller.call(RotateKeys(look=True), KeysReply)
         for _ in range(4):  # more than are valid at a time: the first key is long gone at the end
-            before = list(done)
-            until(
-                lambda before=before: failures or all(n > b for n, b in zip(done, before, strict=True)),
-                "work",
-            )
+            until(further(1), "work")
             caller.call(RotateKeys(), KeysReply)
             until(lambda: not caller.call(RotateKeys(look=True), KeysReply).rotating, "the new key signs")
-        before = list(done)
-        until(lambda: failures or all(n > b + 2 for n, b in zip(done, before, strict=True)), "work goes on")
+        until(further(3), "work goes on")
     finally:
         stop.set()
         for thread in threads:
@@ -227,3 +226,118 @@ def test_rotate_keys_by_command(
     assert "authentication is OFF" not in capsys.readouterr().out
     logs = "".join(process.stderr() for process in cluster.all)
     assert SECRET.decode() not in logs
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.setenv("FFS_CLUSTER", cluster.address)
+    monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(cluster.root / "secret"))
+
+    def command(*line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(list(line))
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return command
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_a_user_acts_under_the_ids_of_the_record(cluster: Cluster, run: Run, client: Client) -> None:
+    assert run("user", "add", "alice", "--uid", "1001", "--gid", "1002", "--groups", "5,6")[0] == 0
+    assert run("user", "add", "alice", "--uid", "1001", "--gid", "1002", "--groups", "5,6")[0] == 0  # again
+    assert "already" in run("user", "add", "alice", "--uid", "7", "--gid", "7")[2]
+    assert "1 to 64" in run("user", "add", "no/name", "--uid", "7", "--gid", "7")[2]
+    status, out, err = run("user", "token", "alice", "--label", "laptop")
+    assert status == 0
+    assert "isn't shown again" in err
+    token = parse_token(out)
+    listed = run("user", "list")[1]
+    assert token.id.hex() in listed
+    assert token.secret.hex() not in listed
+    with ffs.connect(cluster.address, token=out) as alice:
+        alice.core.creds = Creds(0, 0, ())  # what a client claims counts for nothing
+        with alice.open("/open/hers", "wb") as file:
+            file.write(b"hers" * 1000)
+        with alice.open("/open/hers", "rb") as file:
+            assert file.read() == b"hers" * 1000
+        found = client.stat("/open/hers")
+        assert (found.st_uid, found.st_gid) == (1001, 1002)
+        client.mkdir("/private")
+        client.chmod("/private", 0o700)
+        with pytest.raises(errors.AccessDenied):
+            alice.mkdir("/private/hers")
+        # Of the cluster, a user sees how it is, and changes nothing.
+        assert alice.cluster_status().signed
+        for request, reply in ((RotateKeys(), KeysReply), (ListUsers(), UsersReply)):
+            with pytest.raises(errors.NotPermitted, match="administrators"):
+                alice.core.caller.call(request, reply)
+        # Another's session gives neither its outcomes nor its capabilities.
+        ino = client.stat("/open/hers").st_ino
+        stolen = meta.CapabilityRenew(ino=ino, rights=RIGHT_READ, client=client.core.session().client_id)
+        with pytest.raises(errors.NotPermitted, match="isn't of this token"):
+            alice.core.caller.call(stolen, meta.CapabilityReply)
+
+
+def test_a_revoked_token_ends_what_runs_under_it(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    assert run("user", "add", "bob", "--uid", "1003", "--gid", "1003")[0] == 0
+    kept = str(tmp_path / "token")
+    assert run("user", "token", "bob", "--output", kept)[0] == 0
+    assert os.stat(kept).st_mode & 0o777 == 0o600
+    with open(kept, encoding="ascii") as text:
+        kept_token = text.read()
+    other = run("user", "token", "bob")[1]
+    with ffs.connect(cluster.address, token=kept_token, request_timeout=20.0) as bob:
+        file = bob.open("/open/bobs", "wb", buffering=0)
+        file.write(b"before")
+        ident = parse_token(kept_token).id.hex()
+        assert run("user", "revoke", "bob", ident)[0] == 0
+        with pytest.raises(errors.Unauthenticated):
+            until(lambda: bob.exists("/open/bobs") and False, "the metadata service refuses")
+
+        def refused() -> bool:
+            try:
+                file.write(b"after")
+            except OSError:
+                return True
+            return False
+
+        until(refused, "storage servers refuse its session")
+        with pytest.raises(OSError, match=r"."):
+            file.close()
+    with pytest.raises(errors.Unauthenticated, match="revoked token"):
+        ffs.connect(cluster.address, token=kept_token)
+    with ffs.connect(cluster.address, token=other) as still:
+        assert still.exists("/open/bobs")
+    assert run("user", "remove", "bob")[0] == 0
+    until(lambda: _refused(cluster, other), "a token of a removed user")
+    assert "no user bob" in run("user", "remove", "bob")[2]
+
+
+def _refused(cluster: Cluster, token: str) -> bool:
+    try:
+        ffs.connect(cluster.address, token=token).close()
+    except errors.Unauthenticated:
+        return True
+    return False
+
+
+def test_a_wrong_token_is_refused_and_never_repeated(cluster: Cluster, run: Run) -> None:
+    assert run("user", "add", "carol", "--uid", "1004", "--gid", "1004")[0] == 0
+    token = parse_token(run("user", "token", "carol")[1])
+    wrong = Token(token.id, bytes(32))
+    with pytest.raises(errors.Unauthenticated) as caught:
+        ffs.connect(cluster.address, token=wrong.text())
+    assert wrong.secret.hex() not in str(caught.value)
+    with pytest.raises(errors.InvalidArgument) as misspelt:
+        ffs.connect(cluster.address, token="ffs1-abc-" + token.secret.hex())
+    assert token.secret.hex() not in str(misspelt.value)
+    logs = "".join(process.stderr() for process in cluster.all)
+    assert token.secret.hex() not in logs
