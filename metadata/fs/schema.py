@@ -27,6 +27,8 @@
     u ino8                         names of the inode's extended attributes
     u ino8 name                    value of one
     Qc, Qd                         counter: changes of that index; present once it is complete
+    K                              signing keys (metadata.auth.keyring)
+    Uu name, Uc, Us client8        users, tokens, sessions under them (metadata.auth.users)
     c ...                          the cluster manager's
 
 Numbers in keys are big endian, counters little-endian u64. Ids of one block of 256 lie together, so that
