@@ -393,7 +393,10 @@ class Copier:
             return False
         if options.no_clobber:
             raise errors.Exists("is there already: take another name, or leave out -n", self._place(target))
-        return not options.interactive or options.dry_run or confirm(f"replace {self._place(target)}?")
+        if not options.interactive or options.dry_run:
+            return True
+        self._report.meter.clear()
+        return confirm(f"replace {self._place(target)}?")
 
     def _done(self, item: Item, outcome: str) -> None:
         self._report.action(
