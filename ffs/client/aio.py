@@ -37,7 +37,9 @@ class AsyncClient:
     takes effect once.
     """
 
-    def __init__(self, servers: tuple[tuple[str, int], ...], cluster: bytes, secret: Credential | None) -> None:
+    def __init__(
+        self, servers: tuple[tuple[str, int], ...], cluster: bytes, secret: Credential | None
+    ) -> None:
         """Made by `connect`."""
         self._servers = servers
         self._cluster = cluster

@@ -215,8 +215,8 @@ def connect(
     "?cluster=<hex id>" after it; None takes FFS_CLUSTER. transport: "auto", "tcp" or "local". secret:
     the cluster secret (bytes), or the path of its file; token: a user's token, instead. Neither: what the
     file says that FFS_TOKEN_FILE, or else FFS_CLUSTER_SECRET_FILE names, if one is set. Times in seconds;
-    session_ttl is how long what this client has open for writing outlives it. checksum: check data from end to end. unavailable_timeout:
-    data requests of a chain that has no replica for so long raise ChainUnavailable. hedge_percent: how many
+    session_ttl is how long what this client has open for writing outlives it. checksum: check data from end
+    to end. unavailable_timeout: data requests of a chain that has no replica for so long raise ChainUnavailable. hedge_percent: how many
     late reads in a hundred may go to a second replica (0: none).
 
     Raises Unreachable (nobody answers; all that was tried is named), WrongCluster, Unauthenticated,
