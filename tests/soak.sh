@@ -27,6 +27,9 @@ FFS_SOAK_SECONDS=$((FFS_SOAK_SECONDS / 3)) ./build/test/test_engine --test-case=
 echo "soak: the namespace against its models, $FFS_SOAK_SECONDS s"
 FFS_TEST_SCALE=5 until_over $python -m pytest tests/model/test_namespace_machine.py -p no:cacheprovider --hypothesis-seed
 
+echo "soak: a directory of a million entries"
+FFS_LARGE_ENTRIES=1000000 $python -m pytest -s tests/unit/metadata/test_large_directories.py -k a_large_directory
+
 echo "soak: a client while metadata services are killed, against the model, $FFS_SOAK_SECONDS s"
 FFS_FAILOVER_SECONDS=$FFS_SOAK_SECONDS $python -m pytest tests/model/test_failover.py
 
