@@ -31,6 +31,7 @@ OP_REMOVE_RANGE: Final = int(lib.FFS_OP_REMOVE_RANGE)
 OP_TOUCH: Final = int(lib.FFS_OP_TOUCH)
 OP_EXISTS: Final = int(lib.FFS_OP_EXISTS)
 OP_LAST_CHUNK: Final = int(lib.FFS_OP_LAST_CHUNK)
+OP_LIST_CHUNKS: Final = int(lib.FFS_OP_LIST_CHUNKS)
 
 SQE_VERIFY: Final = int(lib.FFS_SQE_VERIFY)
 SQE_COMPARE_TAG: Final = int(lib.FFS_SQE_COMPARE_TAG)
@@ -38,6 +39,14 @@ SQE_TOUCH: Final = int(lib.FFS_SQE_TOUCH)
 SQE_PIN: Final = int(lib.FFS_SQE_PIN)
 SQE_UNPIN: Final = int(lib.FFS_SQE_UNPIN)
 SQE_ZERO_FILL: Final = int(lib.FFS_SQE_ZERO_FILL)
+SQE_NEED_EXISTING: Final = int(lib.FFS_SQE_NEED_EXISTING)
+SQE_BEYOND_END: Final = int(lib.FFS_SQE_BEYOND_END)
+
+LIST_ALL_SPACES: Final = int(lib.FFS_LIST_ALL_SPACES)
+LIST_SPACES_ONLY: Final = int(lib.FFS_LIST_SPACES_ONLY)
+LIST_MAX_ENTRIES: Final = 1024
+LIST_PENDING: Final = 1
+"""Flag of an entry: nothing of the chunk is committed at the replica that answered."""
 
 WAIT_NEEDS_ROUTING: Final = int(lib.FFS_WAIT_NEEDS_ROUTING)
 WAIT_TIMEOUT: Final = int(lib.FFS_WAIT_TIMEOUT)
@@ -93,6 +102,7 @@ EXISTS_KEY_DTYPE: Final = np.dtype(
     [("key", "u1", (24,)), ("tag", "u1", (16,)), ("tag_bytes", "<u4"), ("reserved", "<u4")]
 )
 EXISTS_ENTRY_DTYPE: Final = np.dtype([("state", "<u4"), ("length", "<u4")])
+LIST_ENTRY_DTYPE: Final = np.dtype([("key", "u1", (24,)), ("length", "<u4"), ("flags", "<u4")])
 
 _TRANSPORTS: Final = {
     "auto": lib.FFS_TRANSPORT_AUTO,
@@ -321,8 +331,9 @@ class Ring:
             sqe.iov = ffi.NULL
             sqe.iov_offset = 0
         else:
-            if op != OP_EXISTS and length > data.length:
-                raise InvalidArgument(f"{length} bytes don't fit the slice {data!r}")
+            size = length * LIST_ENTRY_DTYPE.itemsize if op == OP_LIST_CHUNKS else length
+            if op != OP_EXISTS and size > data.length:
+                raise InvalidArgument(f"{size} bytes don't fit the slice {data!r}")
             sqe.iov = ffi.cast("ffs_iov*", data.iov.handle)
             sqe.iov_offset = data.offset
         sqe.space_epoch = space_epoch

@@ -27,11 +27,11 @@ constexpr uint32_t kMostHedges = 64;
 
 bool moves_data(uint8_t op) {
   return op == FFS_OP_READ || op == FFS_OP_WRITE || op == FFS_OP_REPLACE || op == FFS_OP_CREATE ||
-         op == FFS_OP_EXISTS;
+         op == FFS_OP_EXISTS || op == FFS_OP_LIST_CHUNKS;
 }
 
 bool is_update(uint8_t op) {
-  return op != FFS_OP_READ && op != FFS_OP_EXISTS && op != FFS_OP_LAST_CHUNK;
+  return op != FFS_OP_READ && op != FFS_OP_EXISTS && op != FFS_OP_LAST_CHUNK && op != FFS_OP_LIST_CHUNKS;
 }
 
 }  // namespace
@@ -87,11 +87,13 @@ Ring::~Ring() {
 
 // Why an entry can't be a request, or null. Its Iov is marked used (held_) meanwhile.
 const char* Ring::fault_of(const ffs_sqe& e) {
-  if (e.op < FFS_OP_READ || e.op > FFS_OP_LAST_CHUNK) return "there is no such op";
+  if (e.op < FFS_OP_READ || e.op > FFS_OP_LIST_CHUNKS) return "there is no such op";
   if (client_->capabilities().issue(e.capability) == 0) return "no such capability id";
   if (e.tag_bytes > kMaxTagBytes) return "tag_bytes is over 16";
   if (e.op == FFS_OP_EXISTS) {
     if (e.length == 0 || e.length > kMaxExistsKeys) return "EXISTS takes 1 to 5461 keys";
+  } else if (e.op == FFS_OP_LIST_CHUNKS) {
+    if (e.length == 0 || e.length > wire::kMaxListEntries) return "LIST_CHUNKS gives 1 to 1024 entries";
   } else if (e.op != FFS_OP_LAST_CHUNK && e.op != FFS_OP_REMOVE && e.op != FFS_OP_TOUCH) {
     if (e.length > kMaxChunkBytes || e.offset > kMaxChunkBytes - e.length) {
       return "offset + length reaches over 16 MiB, the most that a chunk can hold";
@@ -107,7 +109,9 @@ const char* Ring::fault_of(const ffs_sqe& e) {
     if (!IovRegistry::acquire(iov)) return "iov is no Iov that is open";
     held_.push_back(iov);
   }
-  const uint64_t bytes = e.op == FFS_OP_EXISTS ? uint64_t{e.length} * sizeof(wire::ExistsKey) : e.length;
+  uint64_t bytes = e.length;
+  if (e.op == FFS_OP_EXISTS) bytes *= sizeof(wire::ExistsKey);
+  if (e.op == FFS_OP_LIST_CHUNKS) bytes *= sizeof(wire::ListEntry);
   if (e.iov_offset > iov->size() || bytes > iov->size() - e.iov_offset)
     return "the slice reaches over the end of its Iov";
   return nullptr;

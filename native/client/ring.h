@@ -123,6 +123,7 @@ class Ring {
   void report_damage(Link& link, uint32_t index);
   void push_exists(Link& link, uint32_t index, const wire::Context& context);
   void push_last_chunk(Link& link, uint32_t index, const wire::Context& context);
+  void push_list_chunks(Link& link, uint32_t index, const wire::Context& context);
   void release_tokens();
 
   // ring_receive.cc: replies
@@ -135,6 +136,7 @@ class Ring {
   void end_update(uint32_t index);
   bool on_exists_reply(const net::Frame& frame, uint32_t index);
   bool on_last_chunk_reply(const net::Frame& frame, uint32_t index);
+  bool on_list_chunks_reply(const net::Frame& frame, uint32_t index);
   void on_payload(Link& link);
   void finish_read(Link& link, uint32_t index);
   void deliver(Link& link, uint32_t index);

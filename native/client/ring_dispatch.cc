@@ -100,7 +100,7 @@ void Ring::dispatch(uint32_t index) {
       return finish(index, -EHOSTUNREACH, Detail::kWrongTarget, true);
     }
     member = &chain->members[i];
-  } else if (slot.update || slot.sqe.op == FFS_OP_LAST_CHUNK) {
+  } else if (slot.update || slot.sqe.op == FFS_OP_LAST_CHUNK || slot.sqe.op == FFS_OP_LIST_CHUNKS) {
     member = chain->head();  // it knows of all pendings
   } else {
     member = choose_replica(*chain, slot);

@@ -122,6 +122,8 @@ bool Ring::on_frame(Link& link, const net::Frame& frame) {
       return slot.sqe.op == FFS_OP_EXISTS && on_exists_reply(frame, index);
     case Type::kLastChunkReply:
       return slot.sqe.op == FFS_OP_LAST_CHUNK && on_last_chunk_reply(frame, index);
+    case Type::kListChunksReply:
+      return slot.sqe.op == FFS_OP_LIST_CHUNKS && on_list_chunks_reply(frame, index);
     case Type::kUpdateReply:
       return slot.update && on_update_reply(frame, index);
     default:
@@ -339,6 +341,24 @@ bool Ring::on_last_chunk_reply(const net::Frame& frame, uint32_t index) {
     slot.value = reply.chunks;
     slot.chunk_length = reply.length;
     finish(index, reply.length, Detail::kNone, true);
+  } else {
+    end_try(index, {Ending::kReply, reply.status, static_cast<Detail>(reply.detail)});
+  }
+  return true;
+}
+
+bool Ring::on_list_chunks_reply(const net::Frame& frame, uint32_t index) {
+  Slot& slot = slots_[index];
+  const auto reply = frame.as<wire::ListChunksReply>();
+  note_epoch(reply.routing_epoch);
+  const bool fits =
+      reply.count <= slot.sqe.length && frame.var.size() == size_t{reply.count} * sizeof(wire::ListEntry);
+  if (reply.status == 0 && !fits) return false;
+  detach(index);
+  if (reply.status == 0) {
+    if (reply.count > 0) std::memcpy(slot.data(), frame.var.data(), frame.var.size());
+    slot.value = reply.more;
+    finish(index, reply.count, Detail::kNone, true);
   } else {
     end_try(index, {Ending::kReply, reply.status, static_cast<Detail>(reply.detail)});
   }

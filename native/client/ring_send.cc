@@ -220,6 +220,9 @@ bool Ring::send_request(Link& link, uint32_t index) {
     case FFS_OP_LAST_CHUNK:
       push_last_chunk(link, index, context);
       break;
+    case FFS_OP_LIST_CHUNKS:
+      push_list_chunks(link, index, context);
+      break;
     default:
       push_update(link, index, context);
       break;
@@ -286,6 +289,8 @@ void Ring::push_update(Link& link, uint32_t index, const wire::Context& context)
   update.tag_bytes = sqe.tag_bytes;
   if ((sqe.flags & FFS_SQE_PIN) != 0) update.flags |= wire::kUpdatePin;
   if ((sqe.flags & FFS_SQE_UNPIN) != 0) update.flags |= wire::kUpdateUnpin;
+  if ((sqe.flags & FFS_SQE_NEED_EXISTING) != 0) update.flags |= wire::kUpdateNeedExisting;
+  if ((sqe.flags & FFS_SQE_BEYOND_END) != 0) update.flags |= wire::kUpdateBeyondEnd;
   update.offset = sqe.offset;
   update.length = sqe.length;
   update.logical_length = sqe.logical_length;
@@ -336,6 +341,17 @@ void Ring::push_last_chunk(Link& link, uint32_t index, const wire::Context& cont
   std::memcpy(key.bytes.data(), slot.sqe.key, key.bytes.size());
   last.space = key.space();
   link.connection().queue.push(Type::kLastChunk, request_id(index, slot), last);
+}
+
+void Ring::push_list_chunks(Link& link, uint32_t index, const wire::Context& context) {
+  Slot& slot = slots_[index];
+  wire::ListChunks list{};
+  list.context = context;
+  std::memcpy(list.key, slot.sqe.key, sizeof list.key);
+  list.count = slot.sqe.length;
+  if ((slot.sqe.flags & FFS_LIST_ALL_SPACES) != 0) list.flags |= wire::kListAllSpaces;
+  if ((slot.sqe.flags & FFS_LIST_SPACES_ONLY) != 0) list.flags |= wire::kListSpacesOnly;
+  link.connection().queue.push(Type::kListChunks, request_id(index, slot), list);
 }
 
 }  // namespace ffs::client

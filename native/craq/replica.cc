@@ -212,6 +212,10 @@ bool Replica::Machine::turn_allows(Request* r, const ClientUpdate& u, Chunk* c) 
     reply(r, same ? Outcome::existed : Outcome::tag_differs, c->committed);
     return false;
   }
+  if (u.beyond_end && newest(c).logical_bytes() > u.offset_bytes) {
+    reply(r, Outcome::existed, newest(c));
+    return false;
+  }
   // The bytes of an encoded chunk mean nothing by themselves: it is replaced as a whole, or removed.
   const bool partial = u.kind == UpdateKind::write || u.kind == UpdateKind::truncate;
   if (partial && (u.attributes.codec != 0 || newest(c).attributes.codec != 0)) {

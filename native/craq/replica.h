@@ -72,6 +72,7 @@ struct ClientUpdate {
   uint32_t length_bytes = 0;  // as in Update
   Attributes attributes;
   bool need_existing = false;  // answer `absent` instead of creating the chunk
+  bool beyond_end = false;     // a write: answer `existed` if the newest version reaches beyond offset_bytes
   Version expected;            // not none: apply only if this is the newest version (else condition_failed)
   uint64_t space_epoch = 0;
   uint64_t deadline_ms = 0;

@@ -161,6 +161,8 @@ void Shard::run(Target&, const craq::Reply& reply) {
       return reply_exists(request, index, reply);
     case Type::kLastChunk:
       return reply_last_chunk(request, reply);
+    case Type::kListChunks:
+      return reply_list_chunks(request, reply);
     default:
       FFS_CHECK(false && "a reply to what was never asked");
   }

@@ -69,6 +69,14 @@ void Shard::send_refusal(Session& session, Type type, uint64_t request_id, int s
       session.connection.queue.push(Type::kLastChunkReply, request_id, reply);
       break;
     }
+    case Type::kListChunks: {
+      wire::ListChunksReply reply{};
+      reply.status = status_field;
+      reply.detail = detail_field;
+      reply.routing_epoch = routing_epoch_;
+      session.connection.queue.push(Type::kListChunksReply, request_id, reply);
+      break;
+    }
     default:
       FFS_CHECK(false && "no request");
   }
@@ -251,6 +259,74 @@ void Shard::reply_last_chunk(Request* request, const craq::Reply& answer) {
     list_to_flush(session);
   }
   give_request(request);
+}
+
+void Shard::reply_list_chunks(Request* request, const craq::Reply& answer) {
+  Session& session = *request->session;
+  if (!session.open) return give_request(request);
+  Told what{};
+  if (answer.outcome != Outcome::absent) what = told(answer.outcome, true);  // absent: just the first key
+  if (answer.outcome == Outcome::denied) what.detail = static_cast<Detail>(request->denied_detail);
+  wire::ListChunksReply reply{};
+  reply.status = static_cast<uint32_t>(what.status);
+  reply.detail = static_cast<uint32_t>(what.detail);
+  reply.chain = to_wire(answer.chain_version);
+  reply.routing_epoch = routing_epoch_;
+  scratch_.resize(request->length * sizeof(wire::ListEntry));
+  ChunkKey at = request->list_from;
+  const uint64_t space = at.space();
+  const bool one_space = (request->list_flags & wire::kListAllSpaces) == 0;
+  wire::ListEntry entry{};
+  while (reply.status == 0 && list_next(*request->target, at, &entry)) {
+    const ChunkKey key = key_of(entry.key);
+    if (one_space && key.space() != space) break;
+    if (reply.count == request->length) {
+      reply.more = 1;
+      break;
+    }
+    std::memcpy(scratch_.data() + reply.count++ * sizeof entry, &entry, sizeof entry);
+    const bool spaces_only = (request->list_flags & wire::kListSpacesOnly) != 0;
+    if (spaces_only && (one_space || key.space() == UINT64_MAX)) break;
+    at = spaces_only ? ChunkKey::of(key.space() + 1, {}) : key;
+    if (!spaces_only && !key_successor(&at)) break;
+  }
+  metrics_.errors += reply.status != 0 ? 1 : 0;
+  session.connection.queue.push(Type::kListChunksReply, request->request_id, reply,
+                                net::Bytes(scratch_.data(), reply.count * sizeof entry));
+  list_to_flush(session);
+  give_request(request);
+}
+
+// The first chunk at or after a key of which this target has a version, committed or pending: so nothing that
+// a client was told is missing, whichever member it asks.
+bool Shard::list_next(const Target& target, const ChunkKey& from, wire::ListEntry* entry) const {
+  engine::ChunkInfo info;
+  const bool committed = store_->first_at_or_after(target.id, from, &info);
+  ChunkKey at = from;
+  ChunkKey pending;
+  *entry = {};
+  while (store_->first_pending_at_or_after(target.id, at, &pending)) {
+    if (committed && !(pending < info.key)) break;
+    engine::PendingInfo facts;
+    for (uint32_t i = 0; store_->pending_at(target.id, pending, i, &facts); i++) {
+      if (facts.kind != engine::UpdateKind::remove) entry->length = std::max(entry->length, facts.length);
+    }
+    if (entry->length > 0) {
+      std::memcpy(entry->key, pending.bytes.data(), sizeof entry->key);
+      entry->flags = wire::kListPending;
+      return true;
+    }
+    at = pending;
+    if (!key_successor(&at)) break;
+  }
+  if (!committed) return false;
+  entry->length = info.length;
+  engine::PendingInfo facts;
+  for (uint32_t i = 0; store_->pending_at(target.id, info.key, i, &facts); i++) {
+    if (facts.kind != engine::UpdateKind::remove) entry->length = std::max(entry->length, facts.length);
+  }
+  std::memcpy(entry->key, info.key.bytes.data(), sizeof entry->key);
+  return true;
 }
 
 // Committed chunks of a space here. A walk of the index: some 50 ns a chunk.

@@ -26,13 +26,12 @@ bool has_data(uint8_t kind) {
 
 uint32_t rights_for(uint8_t kind) {
   switch (static_cast<UpdateKind>(kind)) {
-    case UpdateKind::kRemove:
     case UpdateKind::kRemoveRange:
     case UpdateKind::kSpaceEpoch:
       return wire::kRightRemove;
     case UpdateKind::kTouch:
       return wire::kRightRead;
-    default:
+    default:  // also the removal of one chunk: who may overwrite all of it may take it away
       return wire::kRightWrite;
   }
 }
@@ -49,7 +48,9 @@ bool Shard::update_fault(const net::Frame& frame, const wire::Update& update) co
     return true;
   }
   if (update.tag_bytes > kMaxTagBytes ||
-      (update.flags & ~(wire::kUpdatePin | wire::kUpdateNeedExisting)) != 0)
+      (update.flags & ~(wire::kUpdatePin | wire::kUpdateNeedExisting | wire::kUpdateBeyondEnd)) != 0)
+    return true;
+  if ((update.flags & wire::kUpdateBeyondEnd) != 0 && update.kind != static_cast<uint8_t>(UpdateKind::kWrite))
     return true;
   if (static_cast<uint64_t>(update.offset) + update.length > kMaxChunkBytes) return true;
   if (update.codec != 0 && update.logical_length > kMaxChunkBytes) return true;
@@ -192,6 +193,7 @@ void Shard::submit_update(Session& session, const wire::Update& update, uint64_t
   event_.attributes = attributes_of(update);
   event_.attributes.expiry_ms = expiry_of(*target, update);
   event_.need_existing = (update.flags & wire::kUpdateNeedExisting) != 0;
+  event_.beyond_end = (update.flags & wire::kUpdateBeyondEnd) != 0;
   event_.space_epoch = update.context.space_epoch;
   event_.deadline_ms = deadline(update.context.deadline_ms);
   event_.payload = give(*target, payload);

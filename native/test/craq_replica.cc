@@ -234,6 +234,30 @@ TEST_CASE("judged in order: chain version, authority, retry table, space epoch, 
   CHECK(f.count<Stage>() == 1);
 }
 
+TEST_CASE("a write beyond the end is refused where the newest version, pending too, reaches further") {
+  Fixture f(2);
+  ClientUpdate u = f.write(1, 100);
+  u.payload = kNoBuffer;
+  u.offset_bytes = 40;
+  u.beyond_end = true;
+  f.send(u);
+  CHECK(f.count<Stage>() == 1);  // the chunk is absent: it ends at 0
+  f.out.clear();
+  ClientUpdate next = f.write(2, 100);
+  next.payload = kNoBuffer;
+  next.identity.channel = u.identity.channel + 1;
+  next.beyond_end = true;
+  next.offset_bytes = u.offset_bytes + u.length_bytes - 1;
+  f.send(next);
+  CHECK(f.answer() == Outcome::existed);
+  next.identity.sequence++;
+  next.offset_bytes++;
+  f.out.clear();
+  f.send(next);
+  CHECK(f.count<Reply>() == 0);  // numbered, behind the first
+  CHECK(f.count<SendUpdate>() == 1);
+}
+
 TEST_CASE("an update of a newer chain version waits until it is adopted") {
   Fixture f(1);
   ClientUpdate u = f.write(1, 100);

@@ -203,6 +203,94 @@ TEST_CASE("last chunk, space epoch, removal of a space by pages") {
   CHECK(client.ask(Type::kLastChunk, ask).code() == ENOENT);
 }
 
+TEST_CASE("chunks are listed by pages in the order of their keys, of one space, or of all") {
+  Cluster::Options options;
+  options.nodes = 3;
+  Cluster cluster(options);
+  TestClient client(*cluster.node(0).shard, net::Transport::kTcp);
+  client.ready();
+  auto list = [&](TestClient& asker, uint64_t space, uint64_t from, uint32_t count, uint32_t flags) {
+    wire::ListChunks ask{};
+    ask.context = asker.context();
+    std::memcpy(ask.key, ChunkKey::of_file(space, from).bytes.data(), 24);
+    ask.count = count;
+    ask.flags = flags;
+    return asker.ask(Type::kListChunks, ask);
+  };
+  auto entry = [](const Answer& answer, size_t i) {
+    wire::ListEntry out;
+    REQUIRE(answer.var.size() >= (i + 1) * sizeof out);
+    std::memcpy(&out, answer.var.data() + i * sizeof out, sizeof out);
+    return out;
+  };
+  CHECK(list(client, kSpace, 0, 10, 0).list.count == 0);
+  for (uint64_t i = 0; i < 10; i++) REQUIRE(client.write(3 * i, 0, pattern(100 + i, 1)).code() == 0);
+  Answer page = list(client, kSpace, 4, 5, 0);
+  REQUIRE(page.code() == 0);
+  CHECK(page.list.count == 5);
+  CHECK(page.list.more == 1);
+  for (size_t i = 0; i < 5; i++) {
+    CHECK(std::memcmp(entry(page, i).key, ChunkKey::of_file(kSpace, 3 * (i + 2)).bytes.data(), 24) == 0);
+    CHECK(entry(page, i).length == 102 + i);
+    CHECK(entry(page, i).flags == 0);
+  }
+  page = list(client, kSpace, 19, wire::kMaxListEntries, 0);
+  CHECK(page.list.count == 3);
+  CHECK(page.list.more == 0);
+  CHECK(list(client, kSpace, 28, 1, 0).list.count == 0);
+  CHECK(list(client, kSpace, 0, 0, 0).code() == EINVAL);
+  CHECK(list(client, kSpace, 0, wire::kMaxListEntries + 1, 0).code() == EINVAL);
+  CHECK(list(client, kSpace, 0, 1, 4).code() == EINVAL);
+
+  // Over all spaces, with a capability for the cluster alone.
+  CHECK(list(client, 0, 0, 10, wire::kListAllSpaces).code() == EACCES);
+  REQUIRE(client.open(1, 2, 0).code() == 0);
+  for (uint64_t space : {kSpace + 5, kSpace + 9}) {
+    for (uint64_t i = 0; i < 2; i++) {
+      wire::Update write = client.update(UpdateKind::kWrite, i, 0, 10);
+      std::memcpy(write.key, ChunkKey::of_file(space, i).bytes.data(), 24);
+      REQUIRE(client.wait(client.send_update(write, pattern(10, 2), true)).code() == 0);
+    }
+  }
+  page = list(client, 0, 0, wire::kMaxListEntries, wire::kListAllSpaces);
+  CHECK(page.list.count == 14);
+  CHECK(std::memcmp(entry(page, 13).key, ChunkKey::of_file(kSpace + 9, 1).bytes.data(), 24) == 0);
+  page = list(client, 0, 0, 2, wire::kListAllSpaces | wire::kListSpacesOnly);
+  REQUIRE(page.list.count == 2);
+  CHECK(page.list.more == 1);
+  CHECK(std::memcmp(entry(page, 1).key, ChunkKey::of_file(kSpace + 5, 0).bytes.data(), 24) == 0);
+  page = list(client, kSpace + 6, 0, 2, wire::kListAllSpaces | wire::kListSpacesOnly);
+  CHECK(page.list.count == 1);
+  CHECK(page.list.more == 0);
+  REQUIRE(client.open(1, 0, kSpace, 3).code() == 0);
+
+  // A removal under the right to write; what is gone isn't listed.
+  wire::Update removal = client.update(UpdateKind::kRemove, 3, 0, 0);
+  REQUIRE(client.wait(client.send_update(removal, {}, true)).code() == 0);
+  page = list(client, kSpace, 0, 2, wire::kListSpacesOnly);
+  CHECK(page.list.count == 1);
+  CHECK(entry(page, 0).length == 100);
+  page = list(client, kSpace, 1, 1, 0);
+  CHECK(std::memcmp(entry(page, 0).key, ChunkKey::of_file(kSpace, 6).bytes.data(), 24) == 0);
+
+  // A write that must not touch what is there.
+  wire::Update beyond = client.update(UpdateKind::kWrite, 6, 50, 100);
+  beyond.flags = wire::kUpdateBeyondEnd;
+  const Answer kept = client.wait(client.send_update(beyond, pattern(100, 9), true));
+  CHECK(kept.code() == EEXIST);
+  CHECK(kept.update.value == 102);
+  beyond = client.update(UpdateKind::kWrite, 6, 102, 100);
+  beyond.flags = wire::kUpdateBeyondEnd;
+  CHECK(client.wait(client.send_update(beyond, pattern(100, 9), true)).code() == 0);
+  CHECK(client.read(6, 0, 300).payload.size() == 202);
+  beyond = client.update(UpdateKind::kRemove, 6, 0, 0);
+  beyond.flags = wire::kUpdateBeyondEnd;
+  CHECK(client.wait(client.send_update(beyond, {}, true)).code() == EINVAL);
+  wire::Update existing = client.update(UpdateKind::kWrite, 777, 0, 10);
+  existing.flags = wire::kUpdateNeedExisting;
+  CHECK(client.wait(client.send_update(existing, pattern(10, 9), true)).code() == ENOENT);
+}
+
 TEST_CASE("data survives a stop and a start; the chain leads back") {
   Cluster::Options options;
   options.nodes = 3;

@@ -228,6 +228,18 @@ LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
             ("chunks", "u64"),
         ],
     ),
+    "list_chunks": (24, [*nest("context", CONTEXT), ("key", "b24"), ("count", "u32"), ("flags", "u32")]),
+    "list_chunks_reply": (
+        25,
+        [
+            ("status", "u32"),
+            ("detail", "u32"),
+            *nest("chain", VERSION),
+            ("routing_epoch", "u64"),
+            ("count", "u32"),
+            ("more", "u32"),
+        ],
+    ),
     "forward": (
         32,
         [
@@ -311,6 +323,11 @@ VARIABLE: dict[str, list[tuple[str, str]]] = {
         ("keys[0].reserved", "u32"),
     ],
     "exists_reply": [("entries[0].state", "u32"), ("entries[0].length", "u32")],
+    "list_chunks_reply": [
+        ("entries[0].key", "b24"),
+        ("entries[0].length", "u32"),
+        ("entries[0].flags", "u32"),
+    ],
 }
 
 # Inline payloads of the examples.
@@ -485,6 +502,17 @@ EXAMPLES: dict[str, dict[str, Value]] = {
     },
     "last_chunk": {**within("context", CONTEXT_VALUES), "space": 7},
     "last_chunk_reply": {"key": KEY, "length": 65540, "chunks": 4},
+    "list_chunks": {**within("context", CONTEXT_VALUES), "key": KEY, "count": 1024, "flags": 1},
+    "list_chunks_reply": {
+        "chain.term": 2,
+        "chain.counter": 5,
+        "routing_epoch": 12,
+        "count": 1,
+        "more": 1,
+        "entries[0].key": KEY,
+        "entries[0].length": 65540,
+        "entries[0].flags": 1,
+    },
     "forward": {
         **within("version", CHUNK_VERSION),
         "base.term": 2,
