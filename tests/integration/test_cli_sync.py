@@ -205,3 +205,38 @@ def test_a_killed_run_is_gone_on_with(
     if direction == "down":
         assert content(Path(target)) == content(tree)
     assert "600 unchanged" in run("sync", "--checksum", source, target)[1]
+
+
+def test_ctrl_c_leaves_nothing_half(run, address: str, home: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    tree = tmp_path / "many"
+    tree.mkdir()
+    for number in range(400):
+        (tree / f"{number:04}").write_bytes(bytes(20_000))
+    assert run("put", "-r", str(tree), home)[0] == 0
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ffs",
+            "--cluster",
+            address,
+            "get",
+            "-r",
+            "--json",
+            f"{home}/many",
+            str(tmp_path / "b"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    for _ in range(20):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, b"ffs: stopped\n")
+    names = os.listdir(tmp_path / "b")
+    assert 19 <= len(names) < 400
+    assert not [name for name in names if name.startswith(".")]
+    assert {(tmp_path / "b" / name).stat().st_size for name in names} == {20_000}
