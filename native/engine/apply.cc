@@ -43,6 +43,7 @@ void ChunkStore::Impl::pump_apply() {
     }
     live.apply_queued = false;
     if (gone) {
+      applied++;
       state->unref_overlay(live.apply_head);
       queue_apply(chunk);  // of another slot
       state->erase_if_empty(chunk);
@@ -127,12 +128,37 @@ void ChunkStore::Impl::apply_written(ApplyJob* job, int32_t result) {
 // Nothing else may come that wants a flush, and there are overlays enough that their room is wanted.
 bool ChunkStore::Impl::apply_needs_flush() const {
   if (apply_waiting_sync.empty() || apply_writes > 0) return false;
-  return !stage_waiters.empty() || counters.overlay_bytes + heap_overlay_bytes > overlay_limit() / 2;
+  return !stage_waiters.empty() || !apply_waiters.empty() ||
+         counters.overlay_bytes + heap_overlay_bytes > overlay_limit() / 2;
 }
 
 // Whether room comes by itself: overlays are on their way into their slots.
 bool ChunkStore::Impl::overlays_will_go() const {
   return !poisoned && (applying > 0 || !apply_queue.empty());
+}
+
+// Overlays of the chunk are on their way into its slot, or will be once pending versions are committed: that
+// is for others to say, who may want this update to end first, so it is waited for only so long.
+bool ChunkStore::Impl::overlays_will_leave(const StageOp& op, uint32_t chunk) const {
+  const Live* live = chunk != 0 && !poisoned ? state->index.live_if(chunk) : nullptr;
+  if (live == nullptr) return false;
+  return live->applying || live->apply_queued || (!live->pendings.empty() && !op.p.waited);
+}
+
+// One a chunk, the first of its updates: those of other chunks pass it.
+void ChunkStore::Impl::retry_apply_waiters() {
+  for (size_t left = apply_waiters.size(); left > 0; left--) {
+    StageOp* op = apply_waiters.front();
+    apply_waiters.pop_front();
+    const bool late = !op->p.waited && now_us >= op->p.apply_until_us;
+    op->p.waited |= late;
+    const bool changed = op->p.applied != applied || late;
+    if (!changed && !poisoned && !op->p.dropped && !op->p.refused) {
+      apply_waiters.push_back(op);
+    } else {
+      arrive(op);
+    }
+  }
 }
 
 // Overlays are part of snapshots: of their room too, no more than a part is for them.
@@ -162,6 +188,7 @@ void ChunkStore::Impl::end_apply(ApplyJob* job) {
   state->unref_overlay(job->head);
   unref_slot(job->place);
   applying--;
+  applied++;
   job->error = 0;
   free_apply_jobs.push_back(job);
   queue_apply(chunk);

@@ -378,7 +378,7 @@ StoreMetrics ChunkStore::metrics() const {
   m.journal_size_bytes = s.journal->region_bytes();
   m.snapshot_age_us = s.now_us - s.last_snapshot_us;
   m.waiting_for_room = s.space_waiters.size();
-  m.waiting = s.stage_waiters.size() + s.space_waiters.size() + s.read_waiters.count;
+  m.waiting = s.stage_waiters.size() + s.space_waiters.size() + s.apply_waiters.size() + s.read_waiters.count;
   m.free_slabs = s.allocator->free_slabs();
   m.discards_due_bytes = s.allocator->due_slabs() * kSlabBytes;
   m.poisoned = s.poisoned;

@@ -250,8 +250,12 @@ struct StageOp : StoreOp {
     uint64_t ticket = 0;   // in the order of the calls
     Version only_over;     // install
     bool reading = false;
-    bool yielded = false;      // a move: its chunk's turn is an update's now
-    bool room_update = false;  // what it waits for when there is no slot
+    bool crowded = false;         // rebuilt only because the chunk has as many overlays as it may have
+    bool waited = false;          // for commits of them, long enough
+    uint64_t applied = 0;         // when it began to wait for them
+    uint64_t apply_until_us = 0;  // then it waits for commits no longer; 0: it hasn't begun
+    bool yielded = false;         // a move: its chunk's turn is an update's now
+    bool room_update = false;     // what it waits for when there is no slot
     uint8_t room_class = 0;
     uint64_t room_since_us = 0;  // 0: it doesn't
     uint64_t room_block = 0;
@@ -408,7 +412,7 @@ struct StoreMetrics {
   uint64_t installed = 0, erased = 0;
   uint64_t bytes_read = 0, bytes_written = 0;
   uint64_t rebuilds = 0, deferred = 0, in_place = 0, fresh = 0;  // updates by path
-  uint64_t granules_read = 0;  // to verify them before a small overwrite
+  uint64_t granules_read = 0;                                    // to verify them before a small overwrite
   uint64_t overlay_bytes = 0;
   uint64_t checksum_errors = 0;
   uint64_t waiting = 0;          // ops that wait for room inside the store

@@ -112,6 +112,13 @@ void ChunkStore::Impl::retry_space_waiters() {
 void ChunkStore::Impl::park(StageOp* op, Begin begun) {
   if (begun == Begin::wait) stage_waiters.push_back(op);
   if (begun == Begin::wait_room) space_waiters.push_back(op);
+  if (begun == Begin::wait_apply) {
+    constexpr uint64_t kCommitsComeUs = 20'000;
+    op->p.applied = applied;
+    if (op->p.apply_until_us == 0) op->p.apply_until_us = now_us + kCommitsComeUs;
+    apply_waiters.push_back(op);
+    schedule_pump();
+  }
 }
 
 // ------------------------------------------------------------------------------ what there is

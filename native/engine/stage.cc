@@ -18,6 +18,7 @@ void reset(StageOp* op) {
   auto& p = op->p;
   p.path = 0;
   p.place_class = kNoClass;
+  p.crowded = false;
   p.new_place = p.verify_span = p.known_sums = p.holds_base = p.reading = false;
   p.in_flight = 0;
   p.place = p.base_place = 0;
@@ -94,7 +95,8 @@ void ChunkStore::Impl::enqueue(StageOp* op) {
   OpList& queue = busy[{op->p.target_index, op->key}];
   yield_move(queue);
   op->p.refused = op->p.dropped = op->p.yielded = false;
-  op->p.room_since_us = op->p.room_block = 0;
+  op->p.room_since_us = op->p.room_block = op->p.apply_until_us = 0;
+  op->p.waited = false;
   op->p.ticket = next_ticket++;
   op->p.base_is_removal = names_removal(*op, queue);
   stages_in_flight++;
@@ -243,6 +245,8 @@ ChunkStore::Impl::Begin ChunkStore::Impl::plan_room(StageOp* op, const Image* ba
     return Begin::wait;
   }
   choose_path(op, base, chunk);
+  // To copy the whole chunk takes longer than the overlays on their way.
+  if (op->p.crowded && overlays_will_leave(*op, chunk)) return Begin::wait_apply;
   return claim_memory(op, base_class, code, what);
 }
 
@@ -298,8 +302,9 @@ void ChunkStore::Impl::choose_path(StageOp* op, const Image* base, uint32_t chun
   if (appends && first_block >= state->slot_high(chunk, p.base_place) &&
       (old_stored % kBlock == 0 || room_for_overlay)) {
     p.path = kAppend;
-  } else if (op->length <= kDeferredBytes && op->offset <= old_stored && room_for_overlay) {
-    p.path = kDeferred;
+  } else if (op->length <= kDeferredBytes && op->offset <= old_stored) {
+    p.crowded = !room_for_overlay;
+    if (room_for_overlay) p.path = kDeferred;
   }
 }
 

@@ -60,11 +60,13 @@ void ChunkStore::Impl::pump() {
   step_release();
   if (accounts_unfinished) step_accounts();
   retry_waiting();
+  retry_apply_waiters();
   retry_space_waiters();
   step_compaction();
   step_discards(false);
   // What waits for room waits for commits to be durable too, which nobody else may ask for.
-  if (!stage_waiters.empty() && !apply_queue.empty() && journal->anything_gathered()) flush_wanted = true;
+  const bool waits = !stage_waiters.empty() || !apply_waiters.empty();
+  if (waits && !apply_queue.empty() && journal->anything_gathered()) flush_wanted = true;
   // Before what goes into slots: it would wait behind that in the device.
   if (flush_wanted && !journal->busy() && !poisoned) {
     flush_wanted = false;

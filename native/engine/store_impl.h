@@ -155,7 +155,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void release_quarantine(uint64_t flushed_block);
 
   // --- updates (stage.cc)
-  enum class Begin { started, wait, wait_room, failed };
+  enum class Begin { started, wait, wait_room, wait_apply, failed };
   void stage(StageOp* op);
   void enqueue(StageOp* op);  // its turn among the updates of the chunk
   const char* stage_error(const StageOp& op, int* code) const;
@@ -200,6 +200,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   Begin wait_for_room(StageOp* op, uint8_t base_class, int* code, const char** what);
   void retry_space_waiters();
   void park(StageOp* op, Begin begun);
+  bool overlays_will_leave(const StageOp& op, uint32_t chunk) const;
+  void retry_apply_waiters();
   Capacity capacity() const;
   bool room_for(uint32_t bytes) const;
 
@@ -373,6 +375,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   OpList durable_waiters;              // in the order of wait_block
   std::deque<StageOp*> stage_waiters;  // for memory, journal room or their turn
   std::deque<StageOp*> space_waiters;  // for a slot
+  std::deque<StageOp*> apply_waiters;  // until overlays of their chunk, which has many, are in its slot
+  uint64_t applied = 0;                // applications that have ended
   OpList read_waiters;                 // for scratch memory
   std::deque<uint32_t> apply_queue;    // chunks
   std::vector<ApplyJob*> apply_waiting_sync;

@@ -201,6 +201,44 @@ TEST_CASE("overwrites of what was just written with checksums by block read noth
   CHECK(h.read(0, 0, kGranuleBytes).error == 0);
 }
 
+TEST_CASE(
+    "a chunk that is overwritten again and again waits for its overlays, and copies itself only for pending "
+    "ones") {
+  Harness h(16);
+  h.format();
+  h.open();
+  make_chunks(h, 2, 512 * 1024);
+  std::vector<uint8_t> expected(512 * 1024, 0);
+  uint64_t last = 1;
+  // Half of them two blocks long, and some that begin within a block.
+  for (uint64_t round = 0; round < 6; round++) {
+    std::vector<std::unique_ptr<Overwrite>> ops;
+    for (uint32_t i = 0; i < 48; i++, last++) {
+      const uint64_t draw = mix64(round * 100 + i);
+      const uint32_t offset = draw % 100 * kBlock32 + (i % 8 == 7 ? 100 : 0);
+      const std::vector<uint8_t> bytes(kBlock32 * (1 + draw / 100 % 2), static_cast<uint8_t>(draw >> 20));
+      std::copy(bytes.begin(), bytes.end(), expected.begin() + offset);
+      ops.push_back(std::make_unique<Overwrite>(0, v(last + 1), v(last), offset, bytes));
+      ops.back()->op.commit_now = true;
+      h.store->stage(&ops.back()->op);
+    }
+    run_until_all(h, ops);
+    CHECK(h.read(0, 0, 512 * 1024).bytes == expected);
+  }
+  CHECK(h.store->metrics().rebuilds == 0);
+  CHECK(h.store->metrics().waiting == 0);
+
+  // None of these is committed: nothing of them may go into the slot, so one is rebuilt instead of waiting
+  // for ever.
+  Version base = v(1);
+  for (uint64_t n = 2; n < 52; n++, base = v(n - 1))
+    REQUIRE(h.write(1, v(n), base, static_cast<uint32_t>(n) * kBlock32, std::vector<uint8_t>(kBlock32, 9)) ==
+            0);
+  CHECK(h.store->metrics().rebuilds > 0);
+  REQUIRE(h.commit(1, v(51)));
+  CHECK(h.read(1, 30 * kBlock32, 100).bytes == std::vector<uint8_t>(100, 9));
+}
+
 TEST_CASE("granules that were written once push out none that an overwrite has used") {
   GranuleSums sums(16);  // four sets
   BlockSums blocks;

@@ -447,7 +447,10 @@ TEST_CASE("many updates of one chunk at once take effect in their order") {
     h.store->stage(op.get());
     ops.push_back(std::move(op));
   }
-  for (int i = 0; left > 0 && i < 100'000; i++) h.io->run_once(0);
+  for (int i = 0; left > 0 && i < 100'000; i++) {  // none is committed: time must pass until one is rebuilt
+    h.store->tick(h.clock_us += 100);
+    h.io->run_once(0);
+  }
   REQUIRE(left == 0);
   model.resize(39 * 31 + 700);
   CHECK(h.pending_count(1) == kOps);
