@@ -216,8 +216,8 @@ def connect(
     the cluster secret (bytes), or the path of its file; token: a user's token, instead. Neither: what the
     file says that FFS_TOKEN_FILE, or else FFS_CLUSTER_SECRET_FILE names, if one is set. Times in seconds;
     session_ttl is how long what this client has open for writing outlives it. checksum: check data from end
-    to end. unavailable_timeout: data requests of a chain that has no replica for so long raise ChainUnavailable. hedge_percent: how many
-    late reads in a hundred may go to a second replica (0: none).
+    to end. unavailable_timeout: data requests of a chain that has no replica for so long raise
+    ChainUnavailable. hedge_percent: how many late reads in a hundred may go to a second replica (0: none).
 
     Raises Unreachable (nobody answers; all that was tried is named), WrongCluster, Unauthenticated,
     InvalidArgument (the address or an option is wrong). docs/client.md, Connecting.
