@@ -142,6 +142,26 @@ TEST_CASE("an equal member is compared, and nothing is copied") {
   CHECK(w.nodes[1].installs == 0);
 }
 
+// The version is recorded for both at once, and adopted by each when it is durable there.
+TEST_CASE("a begin that came before the target was ready is said again long before other messages") {
+  World w(3, 2);
+  for (size_t i = 0; i < 2; i++) {
+    w.nodes[i].options.resend_ms = 10'000;
+    w.nodes[i].options.suspect_ms = 100'000;
+    w.restart(i);
+  }
+  w.record("s-");
+  REQUIRE(w.until([&] { return w.serving("a"); }));
+  w.loss_percent = 100;
+  w.record("sy");
+  REQUIRE(w.until([&] { return w.nodes[0].replica->status().sync_target == w.nodes[1].target; }));
+  for (int i = 0; i < 5; i++) w.tick();
+  w.loss_percent = 0;
+  const uint64_t heals_ms = w.now_ms;
+  REQUIRE(w.until([&] { return w.nodes[0].replica->status().sync_done; }));
+  CHECK(w.now_ms - heals_ms < 2'000);
+}
+
 TEST_CASE("an empty member gets all chunks once; a member of another content loses what it had") {
   World w(2, 2);
   w.record("s");
