@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
+from errno import ENXIO, EOPNOTSUPP
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,10 @@ class File(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """As of io. SEEK_END asks the service for the length. Beyond the end is allowed."""
+        """As of io. SEEK_END asks the service for the length. Beyond the end is allowed.
+
+        SEEK_DATA, SEEK_HOLE: as of lseek, by chunks; they ask the service and the chains. ENXIO at and beyond
+        the end, and for SEEK_DATA where only a hole follows. docs/client.md, Holes. Blocking, these three."""
         self._check_open()
         with self._position_lock:
             if whence == os.SEEK_SET:
@@ -142,14 +146,28 @@ class File(io.RawIOBase):
             elif whence == os.SEEK_END:
                 self._open_file.look()
                 target = self._open_file.length + offset
+            elif whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                target = self._seek_in_chunks(offset, whence)
             else:
-                raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
+                raise ValueError(f"invalid whence ({whence}, should be 0, 1, 2, SEEK_DATA or SEEK_HOLE)")
             if target < 0:
                 raise errors.InvalidArgument(f"seek to {target}, before the beginning of the file", self.name)
             if target > MAX_FILE_BYTES:
                 raise errors.InvalidArgument(f"seek to {target}, a file ends at {MAX_FILE_BYTES}", self.name)
             self._position = target
         return target
+
+    def _seek_in_chunks(self, offset: int, whence: int) -> int:
+        handle = self._open_file
+        handle.look()
+        if not 0 <= offset < handle.length:
+            raise errors.error_of(ENXIO, f"{offset} isn't inside the file's {handle.length} bytes", self.name)
+        if whence == os.SEEK_HOLE:
+            return handle.find_hole(offset)
+        found = handle.find_data(offset)
+        if found is None:
+            raise errors.error_of(ENXIO, f"only a hole follows {offset}", self.name)
+        return found
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -291,6 +309,41 @@ class File(io.RawIOBase):
         if not self._discarded:
             self._open_file.truncate(length)
         return length
+
+    def punch_hole(self, offset: int, length: int) -> None:
+        """As fallocate with FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE: the bytes [offset, offset + length)
+        read as zeros from now on, and chunks that lie in them whole are removed, on all replicas; the length
+        stays. Durable when it returns. Blocking. InvalidArgument, TooLarge (EFBIG)."""
+        self._check_range(offset, length)
+        if not self._discarded:
+            self._open_file.punch(offset, length)
+
+    def allocate(self, offset: int, length: int, keep_size: bool = False) -> None:
+        """As posix_fallocate: make room for [offset, offset + length) beforehand. Zeros are written where
+        nothing is; the length grows to offset + length at least, published at once. What others write
+        meanwhile stays. Blocking, as long as writing takes. InvalidArgument, TooLarge (EFBIG), NoSpace.
+
+        keep_size is refused (Unsupported, EOPNOTSUPP): chunks beyond the length belong to a writer who hasn't
+        reported it, so they would turn into length, or be cut. docs/client.md, Holes."""
+        self._check_range(offset, length)
+        if keep_size:
+            raise errors.error_of(
+                EOPNOTSUPP,
+                "room beyond the end can't be kept without growing the file: leave keep_size out,"
+                " or allocate and note the length elsewhere",
+                self.name,
+            )
+        if not self._discarded:
+            self._open_file.allocate(offset, length)
+
+    def _check_range(self, offset: int, length: int) -> None:
+        self._check_writable()
+        if offset < 0 or length <= 0:
+            raise errors.InvalidArgument(
+                f"offset {offset}, length {length}: give an offset from 0 on and at least one byte", self.name
+            )
+        if offset + length > MAX_FILE_BYTES:
+            raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes", self.name)
 
     def flush(self) -> None:
         """Publish the length of what was written. Blocking if there is something to publish."""

@@ -208,6 +208,60 @@ class OpenFile:
             return
         raise Overloaded("the file is truncated faster than it can be written", self.path)
 
+    # --- holes ------------------------------------------------------------------------------
+
+    def find_data(self, offset: int) -> int | None:
+        """The first byte at or after `offset` that a chunk holds; None: none up to the end. Blocking."""
+        from ffs.client import sparse
+
+        return self._on_chunks(
+            lambda session, extent: sparse.find_data(session.rings, session, extent, offset, self.length)
+        )
+
+    def find_hole(self, offset: int) -> int:
+        """The first byte at or after `offset` that no chunk holds, or the file's end. Blocking."""
+        from ffs.client import sparse
+
+        return self._on_chunks(
+            lambda session, extent: sparse.find_hole(session.rings, session, extent, offset, self.length)
+        )
+
+    def punch(self, offset: int, length: int) -> None:
+        """Take [offset, offset + length) away: it reads as zeros. The length stays. Blocking."""
+        from ffs.client import sparse
+
+        # Should this writer die, its length is found by the last chunk, which may go now.
+        self.report()
+        self._on_chunks(
+            lambda session, extent: sparse.punch(session.rings, session, extent, offset, length), changes=True
+        )
+
+    def allocate(self, offset: int, length: int) -> None:
+        """Zeros where nothing is, up to offset + length at least, which is published. Blocking."""
+        from ffs.client import sparse
+
+        def work(session: Session, extent: Extent) -> None:
+            sparse.allocate(session.rings, session, extent, offset, length)
+            self.note_written(offset + length, extent.epoch)
+
+        self._on_chunks(work, changes=True)
+        self.report()
+
+    def _on_chunks(self, work: Callable[[Session, Extent], R], *, changes: bool = False) -> R:
+        for _ in range(_MAX_TURNS):
+            session = self._live()
+            try:
+                return work(session, self._extent(session))
+            except FfsError as error:
+                self._doubtful |= changes
+                self._mend(error, session)
+            except BaseException:
+                self._doubtful |= changes
+                raise
+        raise Overloaded("the file is truncated faster than its chunks can be looked at", self.path)
+
+    # --- lengths and epochs -----------------------------------------------------------------
+
     def note_written(self, end: int, epoch: int) -> None:
         """Data up to byte `end` was written under `epoch`: to be reported at the next flush."""
         with self._lock:

@@ -1,0 +1,199 @@
+"""Holes: punching, preallocating, seeking to data and holes, beside a model and beside other writers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from typing import Any
+
+import pytest
+
+import ffs
+from ffs import errors
+from ffs.client.client import Client
+from ffs.layout import MAX_FILE_BYTES
+
+CHUNK = 4096
+
+
+def data_map(file: Any) -> list[tuple[int, int]]:
+    """The parts that hold data, by SEEK_DATA and SEEK_HOLE, as `cp --sparse` walks a file."""
+    parts = []
+    at = 0
+    while True:
+        try:
+            begin = file.seek(at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return parts
+        at = file.seek(begin, os.SEEK_HOLE)
+        assert at > begin
+        parts.append((begin, at))
+
+
+@pytest.mark.parametrize("stripe", [1, 0])
+def test_data_and_holes(client: Client, home: str, stripe: int) -> None:
+    with client.open(f"{home}/f", "w+b", 0, chunk_size=CHUNK, stripe=stripe) as file:
+        with pytest.raises(OSError, match="isn't inside") as caught:
+            file.seek(0, os.SEEK_DATA)
+        assert caught.value.errno == errno.ENXIO
+        file.pwrite(b"a" * 100, 0)
+        file.pwrite(b"b" * 3 * CHUNK, 10 * CHUNK)
+        file.pwrite(b"c" * 10, 40 * CHUNK + 50)
+        file.truncate(60 * CHUNK)
+        expected = [(0, 100), (10 * CHUNK, 13 * CHUNK), (40 * CHUNK, 40 * CHUNK + 60)]
+        assert data_map(file) == expected
+        assert file.seek(11 * CHUNK + 5, os.SEEK_DATA) == 11 * CHUNK + 5
+        assert file.seek(11 * CHUNK + 5, os.SEEK_HOLE) == 13 * CHUNK
+        assert file.seek(70, os.SEEK_HOLE) == 100
+        assert file.seek(100, os.SEEK_HOLE) == 100
+        assert file.tell() == 100
+        assert file.seek(101, os.SEEK_DATA) == 10 * CHUNK
+        for offset in (-1, 60 * CHUNK, 61 * CHUNK):
+            for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+                with pytest.raises(OSError, match="isn't inside") as caught:
+                    file.seek(offset, whence)
+                assert caught.value.errno == errno.ENXIO
+        assert file.tell() == 10 * CHUNK  # a seek that failed moves nothing
+    with client.open(f"{home}/f", "rb") as reader:  # io's buffer over it does the same
+        reader.read(7)
+        assert reader.seek(100, os.SEEK_DATA) == 10 * CHUNK
+        assert reader.read(3) == b"bbb"
+        assert data_map(reader) == expected
+    with client.open(f"{home}/f", "r+b") as both:
+        both.seek(20 * CHUNK)
+        both.write(b"still in the buffer")
+        assert both.seek(13 * CHUNK, os.SEEK_DATA) == 20 * CHUNK
+
+
+def test_a_very_large_hole_is_crossed_at_once(client: Client, home: str) -> None:
+    with client.open(f"{home}/f", "w+b", 0, chunk_size=CHUNK) as file:
+        file.pwrite(b"end", 1 << 60)
+        assert file.seek(0, os.SEEK_DATA) == 1 << 60
+        assert file.seek(0, os.SEEK_HOLE) == 0
+        assert file.seek(1 << 60, os.SEEK_HOLE) == (1 << 60) + 3
+        file.punch_hole(0, MAX_FILE_BYTES)
+        assert file.size == (1 << 60) + 3
+        assert data_map(file) == []
+
+
+def test_punching_beside_a_model(client: Client, home: str) -> None:
+    """Random writes and holes; what is read, and no data is shown as a hole."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    size = 24 * CHUNK + 123
+    with client.open(f"{home}/f", "w+b", 0, chunk_size=CHUNK) as file:
+        model = bytearray(draw.randbytes(size))
+        file.write(model)
+        for _ in range(60):
+            offset = draw.choice([draw.randrange(size), draw.randrange(25) * CHUNK])
+            length = draw.choice([1, 100, CHUNK, 3 * CHUNK, draw.randrange(1, size)])
+            if draw.random() < 0.6:
+                file.punch_hole(offset, length)
+                hole = max(0, min(size, offset + length) - offset)
+                model[offset : offset + hole] = bytes(hole)
+            else:
+                part = draw.randbytes(min(length, size - offset))
+                file.pwrite(part, offset)
+                model[offset : offset + len(part)] = part
+            assert file.pread(2 * size, 0) == model
+        shown = bytearray(size)
+        for begin, end in data_map(file):
+            shown[begin:end] = model[begin:end]
+        assert shown == model
+        file.punch_hole(0, 25 * CHUNK)
+        assert data_map(file) == []
+        assert file.stat().st_size == size
+    with client.open(f"{home}/f", "rb") as reader:
+        assert reader.read() == bytes(size)
+
+
+def test_allocated_space_is_there_and_nothing_is_lost(client: Client, home: str) -> None:
+    with client.open(f"{home}/f", "w+b", 0, chunk_size=CHUNK) as file:
+        file.pwrite(b"a" * 100, 5)
+        file.pwrite(b"b" * 10, 3 * CHUNK)
+        file.allocate(50, 6 * CHUNK)
+        expected = bytearray(6 * CHUNK + 50)
+        expected[5:105] = b"a" * 100
+        expected[3 * CHUNK : 3 * CHUNK + 10] = b"b" * 10
+        assert client.getsize(f"{home}/f") == len(expected)
+        assert file.pread(10 * CHUNK, 0) == expected
+        assert data_map(file) == [(0, len(expected))]
+        file.allocate(0, 10)  # inside: nothing changes
+        assert client.getsize(f"{home}/f") == len(expected)
+        with pytest.raises(errors.FfsError, match="keep_size") as caught:
+            file.allocate(0, 10, keep_size=True)
+        assert caught.value.errno == errno.EOPNOTSUPP
+        for call in (file.allocate, file.punch_hole):
+            for offset, length in ((-1, 10), (0, 0), (0, -5)):
+                with pytest.raises(errors.InvalidArgument):
+                    call(offset, length)
+            with pytest.raises(errors.TooLarge) as large:
+                call(MAX_FILE_BYTES - 5, 6)
+            assert large.value.errno == errno.EFBIG
+        assert file.pread(10 * CHUNK, 0) == expected
+    with client.open(f"{home}/f", "rb", 0) as reader:
+        for call in (reader.allocate, reader.punch_hole):
+            with pytest.raises(errors.Unsupported):
+                call(0, 1)
+    with client.open(f"{home}/log", "ab", 0, chunk_size=CHUNK) as log:
+        log.allocate(0, 2 * CHUNK)
+        assert client.getsize(f"{home}/log") == 2 * CHUNK
+
+
+def test_allocating_never_overwrites_what_others_write(address: str, client: Client, home: str) -> None:
+    """One writer fills chunks by pieces, forwards, while another allocates the whole file again and again."""
+    path = f"{home}/f"
+    client.mknod(path)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    with (
+        ffs.connect(address) as other,
+        client.open(path, "r+b", 0) as writer,
+        other.open(path, "r+b", 0) as allocator,
+    ):
+        chunk = writer.placement.layout.chunk_size
+        size = 3 * chunk
+
+        def allocate() -> None:
+            try:
+                while not stop.is_set():
+                    allocator.allocate(0, size)
+                    allocator.punch_hole(chunk, chunk)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        piece = chunk // 16
+        for turn in range(1, 4):
+            for at in [*range(0, chunk, piece), *range(2 * chunk, size, piece)]:
+                writer.pwrite(bytes([turn]) * piece, at)
+                assert writer.pread(piece, at) == bytes([turn]) * piece
+        stop.set()
+        thread.join(60)
+        assert failures == []
+        assert writer.pread(chunk, 0) == b"\3" * chunk
+        assert writer.pread(chunk, 2 * chunk) == b"\3" * chunk
+
+
+def test_a_hole_or_an_allocation_under_an_old_epoch_goes_under_the_new_one(
+    address: str, client: Client, home: str
+) -> None:
+    path = f"{home}/f"
+    with ffs.connect(address) as other, client.open(path, "w+b", 0, chunk_size=CHUNK) as file:
+        file.pwrite(b"x" * 8 * CHUNK, 0)
+        file.flush()
+        other.truncate(path, 6 * CHUNK)
+        file.punch_hole(CHUNK, CHUNK)
+        assert other.getsize(path) == 6 * CHUNK
+        other.truncate(path, 3 * CHUNK)
+        file.allocate(0, 5 * CHUNK)
+        expected = b"x" * CHUNK + bytes(CHUNK) + b"x" * CHUNK + bytes(2 * CHUNK)
+        assert other.getsize(path) == 5 * CHUNK
+        assert file.pread(9 * CHUNK, 0) == expected
+        assert data_map(file) == [(0, 5 * CHUNK)]
