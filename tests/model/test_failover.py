@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -75,6 +77,62 @@ EXAMPLES = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+
+
+DYING = """
+import fcntl, sys, time, ffs
+client = ffs.connect(sys.argv[1], session_ttl=1.0)
+home = sys.argv[2]
+files = [client.open(f"{home}/f{at}", "wb", 0) for at in range(3)]
+for at, file in enumerate(files):
+    file.write(b"x" * (5000 + at))
+    file.flock(fcntl.LOCK_EX)
+unnamed = client.open(f"{home}/unnamed", "wb", 0, atomic=True)
+unnamed.write(b"y" * 5000)
+gone = client.open(f"{home}/gone", "wb", 0)
+gone.write(b"z" * 5000)
+client.remove(f"{home}/gone")
+client.mkdir(f"{home}/d")
+lock = client.lock_directory(f"{home}/d")
+print(*[file.inode for file in [*files, unnamed, gone]], flush=True)
+time.sleep(100)
+"""
+
+
+def test_dead_clients_leave_nothing(cluster: DevCluster, inspector: Inspector) -> None:
+    """Killed with files open and locks held, while each metadata service is killed too: sessions end, lengths
+    are found, and once the files are removed nothing is there any more."""
+    before = inspector.counts()
+    spaces: set[int] = set()
+    with ffs.connect(cluster.address, request_timeout=60) as client:
+        children = []
+        for at in range(3):
+            client.mkdir(f"/dying-{at}")
+            command = [sys.executable, "-c", DYING, cluster.address, f"/dying-{at}"]
+            children.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        for child in children:
+            assert child.stdout is not None
+            spaces |= {int(word) for word in child.stdout.readline().split()}
+        assert len(spaces) == 15
+        for child in children:
+            child.kill()
+            child.communicate()
+        for index in range(METAS):
+            cluster.kill_meta(index)
+            cluster.start_meta(index)
+        counts = lambda: inspector.counts() - before  # noqa: E731
+        until(
+            lambda: not any(counts()[bytes([kind])] for kind in b"gwWeLMt"), lambda: f"left over: {counts()}"
+        )
+        for at in range(3):
+            assert client.listdir(f"/dying-{at}") == ["d", "f0", "f1", "f2"]
+            for index in range(3):
+                assert client.getsize(f"/dying-{at}/f{index}") == 5000 + index
+            client.mkdir(f"/dying-{at}/d/free")
+            client.rmtree(f"/dying-{at}")
+        until(lambda: inspector.inodes() == {1}, lambda: f"left over: {counts()}")
+        assert inspector.with_chunks(spaces) == set()
+    until(lambda: +counts() == {b"f": 4}, lambda: f"left over: {counts()}")
 
 
 def test_kills_make_no_difference(cluster: DevCluster, inspector: Inspector) -> None:
