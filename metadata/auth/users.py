@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -244,13 +245,13 @@ async def end_sessions_of_gone_tokens(
             await users.refresh()
             start = SESSIONS
             while start:
-                page = await store.read(lambda snapshot, start=start: _sessions(snapshot, start))
+                page = await store.read(partial(_sessions, start=start))
                 for client, token, alive in page:
                     if alive and users.grant(token) is None:
                         log.warning("client session %d ends: its token was revoked", client)
                         await end(client)
                     elif not alive:
-                        await store.run(lambda txn, client=client: _unbind(txn, client))
+                        await store.run(partial(_unbind, client=client))
                 start = binding_key(page[-1][0] + 1) if len(page) == PAGE else b""
         except FfsError as error:
             log.warning("sessions of users: %s", error)

@@ -256,8 +256,8 @@ void Shard::end_session_if_unused(Session& session) {
   session.connection = net::Connection(Fd(), net::Transport::kTcp);
   session.out_fd.reset();
   session.capabilities.clear();
-  session.out_armed = session.hello = session.from_server = session.proved = session.recovery = session.readable =
-      session.send_full = false;
+  session.out_armed = session.hello = session.from_server = session.proved = session.recovery =
+      session.readable = session.send_full = false;
   session.client = ClientId();
   session.used = session.hung_up = false;
   sessions_.give(&session);
