@@ -112,7 +112,7 @@ def _shown(value: bytes) -> str:
         text = value.decode()
     except UnicodeDecodeError:
         text = ""
-    if value and not text.isprintable() or (value and not text):
+    if value and not (text and text.isprintable()):
         return "0s" + base64.b64encode(value).decode()
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

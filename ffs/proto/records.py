@@ -66,7 +66,7 @@ class XattrNames(Struct, array_like=True, kw_only=True):
     """The names of an inode's extended attributes; each value has a key of its own."""
 
     v: int = 1
-    names: list[bytes] = []  # noqa: RUF012 - msgspec copies it
+    names: list[bytes] = []
     value_bytes: int = 0  # of all values together
 
 

@@ -1,7 +1,7 @@
 """Extended attributes: get, set, list, remove, of names `user.*`. docs/metadata.md, Extended attributes.
 
-Limits and errnos are Linux's. The values stand under keys of their own; one record an inode keeps the names, so
-that a listing reads no values and a new name is judged against the limits without reading the others.
+Limits and errnos are Linux's. The values stand under keys of their own; one record an inode keeps the names,
+so that a listing reads no values and a new name is judged against the limits without reading the others.
 """
 
 from __future__ import annotations

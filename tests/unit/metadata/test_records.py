@@ -44,6 +44,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "garbage": records.Garbage(type=1, since_ns=8),
     "trim": records.Trim(epoch=3, length=100, old=2**30),
     "fenced-client": records.FencedClient(capability_expiry_ms=600_000),
+    "xattr-names": records.XattrNames(names=[b"user.a", b"user.b"], value_bytes=70),
     "store-header": records.StoreHeader(cluster=bytes(range(16)), created_ns=1, created_by="ffs 0.1.0"),
 }
 
@@ -71,6 +72,12 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "set-kv-space": meta.SetKvSpace(
         path=b"/kv", what=5, quota_bytes=1 << 40, ttl_ms=0, evictable=False, **HEAD
     ),
+    "get-xattr": meta.GetXattr(path=b"/a", name=b"user.n", **HEAD),
+    "xattr-reply": meta.XattrReply(value=b"\0\xff"),
+    "set-xattr": meta.SetXattr(path=b"/a", follow=False, name=b"user.n", value=b"v", flags=1, **HEAD),
+    "remove-xattr": meta.RemoveXattr(ino=5, name=b"user.n", **HEAD),
+    "list-xattr": meta.ListXattr(path=b"/a", **HEAD),
+    "list-xattr-reply": meta.ListXattrReply(names=[b"user.a", b"user.b"]),
     "kv-create": meta.KvCreate(path=b"/kv", params=KV, **HEAD),
 }
 
@@ -88,6 +95,8 @@ KEYS: dict[str, bytes] = {
     "trim": schema.trim_key(5),
     "fence": schema.fence_key(7),
     "kv index": schema.kv_index_key(17409),
+    "xattr": schema.xattr_key(5, b"user.a"),
+    "xattr names": schema.xattr_names_key(5),
     "ids": schema.ids_key(b"i", 3),
 }
 
