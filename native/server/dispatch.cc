@@ -455,6 +455,10 @@ bool Shard::on_list_chunks(Session& session, const net::Frame& frame) {
   // No file or KV space has that id: only a capability for the cluster is for it.
   const uint64_t space = all ? UINT64_MAX : event_.key.space();
   event_.authority = authority(session, ask.context, space, wire::kRightRead, &request->denied_detail);
+  if (event_.authority == Outcome::denied &&
+      request->denied_detail == static_cast<uint32_t>(Detail::kMissingRight)) {  // that to write will do
+    event_.authority = authority(session, ask.context, space, wire::kRightWrite, &request->denied_detail);
+  }
   event_.space_epoch = all ? UINT64_MAX : ask.context.space_epoch;
   event_.facts_only = true;
   event_.deadline_ms = deadline(ask.context.deadline_ms);

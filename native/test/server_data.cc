@@ -262,6 +262,10 @@ TEST_CASE("chunks are listed by pages in the order of their keys, of one space, 
   page = list(client, kSpace + 6, 0, 2, wire::kListAllSpaces | wire::kListSpacesOnly);
   CHECK(page.list.count == 1);
   CHECK(page.list.more == 0);
+  REQUIRE(client.open(1, 0, kSpace, 4).code() == 0);
+  CHECK(list(client, kSpace, 0, 2, 0).code() == EACCES);
+  REQUIRE(client.open(1, 0, kSpace, 2).code() == 0);
+  CHECK(list(client, kSpace, 0, 2, 0).list.count == 2);
   REQUIRE(client.open(1, 0, kSpace, 3).code() == 0);
 
   // A removal under the right to write; what is gone isn't listed.
