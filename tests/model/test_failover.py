@@ -27,7 +27,7 @@ from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import Client
 
 SECONDS = float(os.environ.get("FFS_FAILOVER_SECONDS", "7"))
-GARBAGE = b"dgtwWeLM"  # kinds of keys that are gone when all is removed and nobody has anything open
+GARBAGE = b"dgtuwWeLM"  # kinds of keys that are gone when all is removed and nobody has anything open
 
 
 @pytest.fixture(scope="module")

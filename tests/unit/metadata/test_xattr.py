@@ -81,7 +81,7 @@ def test_flags_and_names() -> None:
             (meta.RemoveXattr(path=b"/f", name=b"user.a"), errno.ENODATA),
             (meta.GetXattr(path=b"/f", name=b"trusted.a"), errno.EOPNOTSUPP),
         ):
-            with pytest.raises(OSError, match=".") as caught:
+            with pytest.raises(OSError, match=r"\[Errno") as caught:
                 await me(request)
             assert caught.value.errno == number, request
         await me(change(name=b"user." + b"n" * 250, value=bytes(65536), flags=meta.XATTR_CREATE))
