@@ -20,7 +20,7 @@ CHUNK = 4096
 
 def data_map(file: Any) -> list[tuple[int, int]]:
     """The parts that hold data, by SEEK_DATA and SEEK_HOLE, as `cp --sparse` walks a file."""
-    parts = []
+    parts: list[tuple[int, int]] = []
     at = 0
     while True:
         try:
