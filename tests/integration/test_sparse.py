@@ -12,6 +12,7 @@ import pytest
 
 import ffs
 from ffs import errors
+from ffs.client import sparse
 from ffs.client.client import Client
 from ffs.layout import MAX_FILE_BYTES
 
@@ -145,40 +146,67 @@ def test_allocated_space_is_there_and_nothing_is_lost(client: Client, home: str)
         assert client.getsize(f"{home}/log") == 2 * CHUNK
 
 
-def test_allocating_never_overwrites_what_others_write(address: str, client: Client, home: str) -> None:
-    """One writer fills chunks by pieces, forwards, while another allocates the whole file again and again."""
+def test_allocating_never_overwrites_what_others_write(
+    address: str, client: Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer makes a chunk, and lets one grow, between the look at what is there and the zeros."""
     path = f"{home}/f"
-    client.mknod(path)
+    look = sparse.lengths
+    looks: list[list[int]] = []
+    with (
+        ffs.connect(address) as other,
+        client.open(path, "w+b", 0, chunk_size=CHUNK) as file,
+        other.open(path, "r+b", 0) as writer,
+    ):
+        writer.pwrite(b"a" * 100, 0)
+
+        def look_and_write(*arguments: Any) -> list[int]:
+            found = look(*arguments)
+            looks.append(found)
+            if len(looks) == 1:
+                writer.pwrite(b"b" * 50, 100)
+                writer.pwrite(b"c" * 70, CHUNK)
+            return found
+
+        monkeypatch.setattr(sparse, "lengths", look_and_write)
+        file.allocate(0, 3 * CHUNK)
+        assert looks == [[100, -1, -1], [150, 70, CHUNK]]
+        expected = b"a" * 100 + b"b" * 50 + bytes(CHUNK - 150) + b"c" * 70 + bytes(2 * CHUNK - 70)
+        assert writer.pread(4 * CHUNK, 0) == expected
+    assert client.getsize(path) == 3 * CHUNK
+
+
+def test_writing_beside_allocation_and_punching(address: str, client: Client, home: str) -> None:
+    """One writer fills chunks by pieces while another allocates the file and punches a chunk between them."""
+    path = f"{home}/f"
     stop = threading.Event()
     failures: list[BaseException] = []
     with (
         ffs.connect(address) as other,
-        client.open(path, "r+b", 0) as writer,
+        client.open(path, "w+b", 0, chunk_size=CHUNK) as writer,
         other.open(path, "r+b", 0) as allocator,
     ):
-        chunk = writer.placement.layout.chunk_size
-        size = 3 * chunk
 
         def allocate() -> None:
             try:
                 while not stop.is_set():
-                    allocator.allocate(0, size)
-                    allocator.punch_hole(chunk, chunk)
+                    allocator.allocate(0, 3 * CHUNK)
+                    allocator.punch_hole(CHUNK, CHUNK)
             except BaseException as error:
                 failures.append(error)
 
         thread = threading.Thread(target=allocate)
         thread.start()
-        piece = chunk // 16
+        piece = CHUNK // 16
         for turn in range(1, 4):
-            for at in [*range(0, chunk, piece), *range(2 * chunk, size, piece)]:
+            for at in [*range(0, CHUNK, piece), *range(2 * CHUNK, 3 * CHUNK, piece)]:
                 writer.pwrite(bytes([turn]) * piece, at)
                 assert writer.pread(piece, at) == bytes([turn]) * piece
         stop.set()
         thread.join(60)
         assert failures == []
-        assert writer.pread(chunk, 0) == b"\3" * chunk
-        assert writer.pread(chunk, 2 * chunk) == b"\3" * chunk
+        assert writer.pread(CHUNK, 0) == b"\3" * CHUNK
+        assert writer.pread(CHUNK, 2 * CHUNK) == b"\3" * CHUNK
 
 
 def test_a_hole_or_an_allocation_under_an_old_epoch_goes_under_the_new_one(

@@ -146,6 +146,29 @@ def test_appenders_and_tail_readers_while_a_server_dies(cluster: Supervisor, cli
     cluster.start_node(1)
 
 
+def test_a_tail_reader_of_one_appender_never_sees_a_zero(client: Client) -> None:
+    """S18: there is one writer, so nothing that isn't written lies before anything that is."""
+    client.open("/tail", "xb", chunk_size=4096).close()
+    told = Acknowledged()
+
+    def read() -> None:
+        with client.open("/tail", "rb", 0) as file:
+            read = 0
+            while read < 200 * RECORD:
+                data = file.read(64 * RECORD)
+                assert b"\0" not in data, (read, data.index(b"\0"))
+                read += len(data)
+            told.stop[0] = 1
+
+    pid = start(read)
+    with client.open("/tail", "ab", 0) as file:
+        for number in range(200):
+            file.write(record(0, number))
+            file.flush()
+    assert ends_well(pid)
+    assert told.stop[0] == 1
+
+
 def test_close_in_one_process_then_open_in_another(client: Client) -> None:
     """S19: the other process opens the moment that it hears of the close."""
     client.mkdir("/turns")
