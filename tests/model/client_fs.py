@@ -47,6 +47,8 @@ class ClientFs(FfsFs):
         self.files.clear()
         for name in self.listdir(User(0, 0), b"/"):
             self.call(meta.RemoveTree(path=b"/" + name))
+        for attribute in self.listxattr(User(0, 0), b"/", True):
+            self.removexattr(User(0, 0), b"/", attribute, True)
         owner = meta.SET_UID | meta.SET_GID
         self.call(meta.SetAttr(path=b"/", what=owner, uid=0, gid=0))
 
