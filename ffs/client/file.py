@@ -199,7 +199,8 @@ class File(io.RawIOBase):
         return data
 
     def pread(self, size: int, offset: int) -> bytes:
-        """As os.pread: at most `size` bytes from `offset`; fewer only at the end. Blocking."""
+        """As os.pread: at most `size` bytes from `offset`; fewer only at the end, as far as it is known here:
+        a call that begins there asks for it. Blocking."""
         self._check_readable()
         _check_offset(offset, self.name)
         return self._read_from(offset, size)

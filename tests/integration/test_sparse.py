@@ -172,8 +172,9 @@ def test_allocating_never_overwrites_what_others_write(
         file.allocate(0, 3 * CHUNK)
         assert looks == [[100, -1, -1], [150, 70, CHUNK]]
         expected = b"a" * 100 + b"b" * 50 + bytes(CHUNK - 150) + b"c" * 70 + bytes(2 * CHUNK - 70)
-        assert writer.pread(4 * CHUNK, 0) == expected
-    assert client.getsize(path) == 3 * CHUNK
+        assert file.pread(4 * CHUNK, 0) == expected
+    with client.open(path, "rb") as reader:
+        assert reader.read() == expected
 
 
 def test_writing_beside_allocation_and_punching(address: str, client: Client, home: str) -> None:
