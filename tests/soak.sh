@@ -27,6 +27,9 @@ FFS_SOAK_SECONDS=$((FFS_SOAK_SECONDS / 3)) ./build/test/test_engine --test-case=
 echo "soak: the namespace against its models, $FFS_SOAK_SECONDS s"
 FFS_TEST_SCALE=5 until_over $python -m pytest tests/model/test_namespace_machine.py -p no:cacheprovider --hypothesis-seed
 
+echo "soak: one call of more than 4 GiB"
+FFS_BIG_CALL=$(((1 << 32) + 1)) $python -m pytest tests/integration/test_files.py -k 2_gib
+
 echo "soak: a directory of a million entries"
 FFS_LARGE_ENTRIES=1000000 $python -m pytest -s tests/unit/metadata/test_large_directories.py -k a_large_directory
 
