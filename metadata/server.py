@@ -43,6 +43,8 @@ class MetaService:
 
     # What a user may ask beyond the namespace; the rest is for administrators, who have the cluster secret.
     OF_USERS = (GetRouting, GetStatus, GetSpaces, GetCluster, Ping)
+    # And what they mayn't in the namespace.
+    OF_ADMINISTRATORS = (meta.FsckScan, meta.FsckRepair)
 
     def __init__(self, namespace: Namespace, manager: Manager, users: Users) -> None:
         self._users = users
@@ -76,10 +78,10 @@ class MetaService:
         """Makes a user's request one under that user's own ids, whatever it claims. False: whether the
         session that it names is the user's must be looked up. Unauthenticated (revoked), NotPermitted."""
         creds = self._users.creds(peer.token)
-        if isinstance(request, meta.Request):
+        if isinstance(request, meta.Request) and not isinstance(request, self.OF_ADMINISTRATORS):
             request.creds = creds
             return self._users.owns_now(peer.token, request.client)
-        if type(request) in self._of_namespace or isinstance(request, self.OF_USERS):
+        if isinstance(request, self.OF_USERS):
             return True
         raise NotPermitted(
             f"user {peer.user}: {type(request).__name__} is for administrators, who have the cluster secret"

@@ -1,18 +1,22 @@
 """What each request of the namespace does to chunks: generators over ring operations. Pure.
 
-`steps_of(request)` yields an Operation, is sent its completion (a row of ffs._native.ring.CQE_DTYPE), and so
-on; it returns the reply or raises the error of the chain. Every one is idempotent. An absent chunk is a
-result, never an error. docs/control_plane.md, Storage control.
+`steps_of(request)` yields an Operation, is sent its completion (a row of ffs._native.ring.CQE_DTYPE; of a
+LIST_CHUNKS a Listing), and so on; it returns the reply or raises the error of the chain. Every one is
+idempotent. An absent chunk is a result, never an error. docs/control_plane.md, Storage control.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from errno import ENOENT
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ffs._native.ring import (
+    LIST_ALL_SPACES,
+    LIST_ENTRY_DTYPE,
+    LIST_MAX_ENTRIES,
     OP_LAST_CHUNK,
+    OP_LIST_CHUNKS,
     OP_REMOVE_RANGE,
     OP_SPACE_EPOCH,
     OP_TRUNCATE,
@@ -22,6 +26,8 @@ from ffs.errors import StaleEpoch
 from ffs.proto.cluster import (
     LastChunk,
     LastChunkReply,
+    ListChunks,
+    ListChunksReply,
     RaiseSpaceEpoch,
     RemovePage,
     RemovePageReply,
@@ -35,9 +41,19 @@ class Operation(NamedTuple):
     key: bytes  # 24 bytes
     length: int
     epoch: int
+    flags: int = 0
 
 
-Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk
+class Listing(NamedTuple):
+    """What a LIST_CHUNKS is answered by: its completion, and the memory that the entries stand in."""
+
+    cqe: Any
+    memory: memoryview
+
+
+LISTING_BYTES: Final = LIST_MAX_ENTRIES * LIST_ENTRY_DTYPE.itemsize
+
+Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk | ListChunks
 Steps = Generator[Operation, Any, Message]
 
 
@@ -48,6 +64,8 @@ def steps_of(request: Request) -> Steps:
         return _truncate(request)
     if isinstance(request, LastChunk):
         return _last_chunk(request)
+    if isinstance(request, ListChunks):
+        return _list_chunks(request)
     return _remove_page(request)
 
 
@@ -100,3 +118,13 @@ def _remove_page(request: RemovePage) -> Steps:
     if _failed(cqe):
         raise error_of_cqe(cqe)
     return RemovePageReply(removed=int(cqe["value"]), more=bool(cqe["chunk_length"]))
+
+
+def _list_chunks(request: ListChunks) -> Steps:
+    limit = min(request.limit or LIST_MAX_ENTRIES, LIST_MAX_ENTRIES)
+    listing = yield Operation(OP_LIST_CHUNKS, request.start, limit, 0, LIST_ALL_SPACES)
+    cqe, memory = listing
+    if _failed(cqe):
+        raise error_of_cqe(cqe)
+    size = int(cqe["result"]) * LIST_ENTRY_DTYPE.itemsize
+    return ListChunksReply(entries=bytes(memory[:size]), more=bool(cqe["value"]))

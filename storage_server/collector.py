@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ffs._native.ring import WAIT_NEEDS_CAPABILITY, NativeClient, Ring
+from ffs._native.iov import Iov
+from ffs._native.ring import OP_LIST_CHUNKS, WAIT_NEEDS_CAPABILITY, NativeClient, Ring
 from ffs._native.routes import ChainRoute, TargetRoute
 from ffs.errors import FfsError, ShutDown
 from ffs.proto.cluster import collector_client
@@ -30,7 +31,7 @@ from ffs.proto.common import (
     Message,
     encode_capability,
 )
-from storage_server.chunk_work import Request, Steps, steps_of
+from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, Request, Steps, steps_of
 
 log = logging.getLogger("ffs.storage.collector")
 
@@ -39,6 +40,7 @@ TIMEOUT_MS: Final = 15_000
 CAPABILITY_MS: Final = 600_000  # manager time; renewed at half of it
 POLL_MS: Final = 100  # the ring's own timeouts are looked at so often
 NUDGE_S: Final = 0.001
+LISTINGS: Final = 8  # at once; others wait
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Work:
     chain: int
     steps: Steps
     future: asyncio.Future[Message]
+    place: int = -1  # a listing's, in the memory for them
 
 
 class Collector:
@@ -69,6 +72,8 @@ class Collector:
         self._capability_issued_ms = manager_ms()
         self._capability = self._client.add_capability(self._make_capability())
         self._waiting: deque[_Work] = deque()
+        self._places = list(range(LISTINGS))
+        self._unplaced: deque[tuple[_Work, Operation]] = deque()  # listings that wait for a place
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ffs-collector")
@@ -107,13 +112,13 @@ class Collector:
     def _run(self) -> None:
         running: dict[int, _Work] = {}
         try:
-            with Ring(self._client, ENTRIES) as ring:
+            with Iov(LISTINGS * LISTING_BYTES) as self._memory, Ring(self._client, ENTRIES) as ring:
                 self._serve(ring, running)
         except FfsError as error:
             log.error("the collector's ring failed: %s", error)
         finally:
             self._stopping = True
-            for work in [*running.values(), *self._waiting]:
+            for work in [*running.values(), *self._waiting, *(work for work, _ in self._unplaced)]:
                 self._answer(work, ShutDown("this storage process is stopping"))
 
     def _serve(self, ring: Ring, running: dict[int, _Work]) -> None:
@@ -125,6 +130,9 @@ class Collector:
             while self._waiting and len(running) < ENTRIES:
                 number += 1
                 self._step(ring, running, number, self._waiting.popleft(), None)
+            while self._unplaced and self._places and len(running) < ENTRIES:
+                number += 1
+                self._place_one(ring, running, number)
             # With least=0 a ring doesn't finish connecting (it only looks); so it is given a moment.
             completions, events = ring.wait(1 if running else 0, NUDGE_S)
             for cqe in completions:
@@ -140,27 +148,60 @@ class Collector:
         self, ring: Ring, running: dict[int, _Work], number: int, work: _Work, completion: object
     ) -> None:
         """Gives the work its completion (None: it begins), and the ring the next operation that it wants."""
+        answer = completion
+        if work.place >= 0:
+            start = work.place * LISTING_BYTES
+            answer = Listing(completion, self._memory.buffer()[start : start + LISTING_BYTES])
         try:
-            wanted = work.steps.send(completion)
-            ring.prepare_one(
-                wanted.op,
-                work.chain,
-                self._capability,
-                wanted.key,
-                0,
-                wanted.length,
-                None,
-                number,
-                space_epoch=wanted.epoch,
-                timeout_ms=TIMEOUT_MS,
-                priority=128,
-            )
+            wanted = work.steps.send(answer)
+            self._prepare(ring, running, number, work, wanted)
         except StopIteration as done:
             self._answer(work, done.value)
         except FfsError as error:
             self._answer(work, error)
-        else:
-            running[number] = work
+        self._leave(running, number, work)
+
+    def _leave(self, running: dict[int, _Work], number: int, work: _Work) -> None:
+        """What isn't in the ring needs no place."""
+        if work.place >= 0 and number not in running:
+            self._places.append(work.place)
+            work.place = -1
+
+    def _prepare(
+        self, ring: Ring, running: dict[int, _Work], number: int, work: _Work, wanted: Operation
+    ) -> None:
+        """Gives the ring an operation; a listing waits for its place in memory."""
+        data = None
+        if wanted.op == OP_LIST_CHUNKS:
+            if not self._places:
+                self._unplaced.append((work, wanted))
+                return
+            work.place = self._places.pop()
+            start = work.place * LISTING_BYTES
+            data = self._memory[start : start + LISTING_BYTES]
+        ring.prepare_one(
+            wanted.op,
+            work.chain,
+            self._capability,
+            wanted.key,
+            0,
+            wanted.length,
+            data,
+            number,
+            flags=wanted.flags,
+            space_epoch=wanted.epoch,
+            timeout_ms=TIMEOUT_MS,
+            priority=128,
+        )
+        running[number] = work
+
+    def _place_one(self, ring: Ring, running: dict[int, _Work], number: int) -> None:
+        work, wanted = self._unplaced.popleft()
+        try:
+            self._prepare(ring, running, number, work, wanted)
+        except FfsError as error:
+            self._answer(work, error)
+            self._leave(running, number, work)
 
     def _drain_wake(self) -> None:
         try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ffs.errors import InvalidArgument, NotPermitted, ProtocolError
-from ffs.proto.cluster import LastChunk, Ping, RaiseSpaceEpoch, RemovePage, TruncateChunk
+from ffs.proto.cluster import ListChunks, Ping, RemovePage, TruncateChunk
 from ffs.proto.common import Message, OkReply
 from ffs.rpc.handshake import Peer
+from storage_server.chunk_work import Request
 from storage_server.collector import Collector
 
 
@@ -19,7 +20,7 @@ class ControlService:
         return OkReply() if type(request) is Ping else None
 
     async def handle(self, peer: Peer, request: Message) -> Message:
-        if not isinstance(request, RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk):
+        if not isinstance(request, Request):
             raise ProtocolError(f"{type(request).__name__} isn't a request to a storage process")
         if peer.role not in ("meta", "admin"):
             raise NotPermitted(f"{type(request).__name__} is for the metadata service, not for {peer.role}")
@@ -30,8 +31,10 @@ class ControlService:
         return False
 
 
-def _check(request: RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk) -> None:
+def _check(request: Request) -> None:
     if isinstance(request, RemovePage) and len(request.start) != 16:
         raise InvalidArgument(f"a key in a space has 16 bytes, not {len(request.start)}")
     if isinstance(request, TruncateChunk) and len(request.key) != 24:
         raise InvalidArgument(f"a chunk's key has 24 bytes, not {len(request.key)}")
+    if isinstance(request, ListChunks) and (len(request.start) != 24 or request.limit < 0):
+        raise InvalidArgument(f"a listing begins at a key of 24 bytes, not {len(request.start)}")

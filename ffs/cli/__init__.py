@@ -41,6 +41,7 @@ _NOUNS = (
     "xattr",
     "device",
     "flock",
+    "fsck",
     "bench",
     "demo",
 )

@@ -680,3 +680,16 @@ class LastChunkReply(Message, tag=155, kw_only=True):
     key: bytes  # 24 bytes; b"": none
     length_bytes: int
     chunks: int  # how many of the space the chain has
+
+
+class ListChunks(Message, tag=156, kw_only=True):
+    """Chunks of all spaces on the chain, as one of its replicas has them, from key `start` (24 bytes) on."""
+
+    chain: int
+    start: bytes
+    limit: int = 0  # 0, and more than the server's bound: that bound
+
+
+class ListChunksReply(Message, tag=157, kw_only=True):
+    entries: bytes  # 32 bytes each: key 24, length u32, flags u32 (1: nothing of it is committed there)
+    more: bool

@@ -8,12 +8,15 @@ changes. One connection a node, opened on first use. One event loop. docs/contro
 from __future__ import annotations
 
 import asyncio
+from struct import Struct
 from typing import Final, cast
 
 from ffs.errors import ChainUnavailable, ConnectionLost, FfsError, ShutDown, Unreachable
 from ffs.proto.cluster import (
     LastChunk,
     LastChunkReply,
+    ListChunks,
+    ListChunksReply,
     NodeRecord,
     RaiseSpaceEpoch,
     RemovePage,
@@ -26,10 +29,14 @@ from ffs.rpc.address import parse_address
 from ffs.rpc.aio import Connection
 from ffs.rpc.handshake import AskerHandshake
 from metadata.cluster.routing import RoutingCache
+from metadata.fs.ports import HeldChunk
 
 TIMEOUT_S: Final = 20.0
 PATIENCE_S: Final = 5.0  # for a chain to have a head; and after the failure timeout, for reaching it
 RETRY_S: Final = 0.2
+
+_ENTRY: Final = Struct("<24sII")  # wire.h, ListEntry
+_PENDING: Final = 1
 
 
 class _HeadChanged(FfsError):
@@ -75,6 +82,13 @@ class StorageControl:
     async def last_chunk(self, chain: int, space: int) -> tuple[bytes, int] | None:
         reply = cast(LastChunkReply, await self._ask(chain, LastChunk(chain=chain, space=space)))
         return (reply.key[8:], reply.length_bytes) if reply.key else None
+
+    async def list_chunks(self, chain: int, first_key: bytes, limit: int) -> tuple[list[HeldChunk], bool]:
+        """The storage process has a bound of its own, 1024."""
+        request = ListChunks(chain=chain, start=first_key, limit=limit)
+        reply = cast(ListChunksReply, await self._ask(chain, request))
+        rows = _ENTRY.iter_unpack(reply.entries)
+        return [HeldChunk(key, length, bool(flags & _PENDING)) for key, length, flags in rows], reply.more
 
     def close(self) -> None:
         self._closed = True

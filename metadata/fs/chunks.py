@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from ffs import errors
 from ffs.layout import Layout, Placement, file_chunk_key
-from metadata.fs.ports import ChainPort, ClusterPort
+from metadata.fs.ports import ChainPort, ClusterPort, HeldChunk
 
 T = TypeVar("T")
 
@@ -91,6 +91,10 @@ class Chunks:
             (int.from_bytes(end[0], "big") * layout.chunk_size + end[1] for end in ends if end is not None),
             default=0,
         )
+
+    async def list_chunks(self, chain: int, first: bytes, limit: int) -> tuple[list[HeldChunk], bool]:
+        """As ChainPort.list_chunks."""
+        return await self._chains.list_chunks(chain, first, limit)
 
 
 async def _each(call: Callable[[int], Awaitable[T]], chains: Iterable[int]) -> list[T]:

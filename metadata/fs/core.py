@@ -68,7 +68,7 @@ class Core:
         self.chunks = Chunks(cluster, chains)
         self.now_ns = clock_ns
         self._sign = sign
-        self.inos = Ids(store, ids_module.INODES, 1024, rng)
+        self.inos = Ids(store, ids_module.INODES, ids_module.INODE_BLOCK, rng)
         self.clients = Ids(store, ids_module.CLIENTS, 16, rng)
         self.capabilities = Ids(store, ids_module.CAPABILITIES, 65536, rng)
         self.lock_waiters = Waiters()

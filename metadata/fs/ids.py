@@ -10,7 +10,7 @@ import asyncio
 import random
 from typing import Final
 
-from metadata.fs.schema import counter, ids_key, unsigned
+from metadata.fs.schema import Reader, counter, ids_key, unsigned
 from metadata.kv.contract import Store, Transaction
 
 SHARDS: Final = 16
@@ -19,6 +19,14 @@ FIRST: Final = 1 << 12  # below: reserved (the root is 1)
 INODES: Final = b"i"
 CLIENTS: Final = b"c"
 CAPABILITIES: Final = b"p"
+INODE_BLOCK: Final = 1024
+
+
+async def given_out(reader: Reader, ino: int) -> bool:
+    """Is it an inode id of a block that somebody took from this store?"""
+    block, _ = divmod(ino - FIRST, INODE_BLOCK)
+    used, shard = divmod(block, SHARDS)
+    return ino >= FIRST and used < unsigned(await reader.get(ids_key(INODES, shard)))
 
 
 class Ids:

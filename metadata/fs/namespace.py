@@ -22,6 +22,7 @@ from metadata.fs import retry, sessions
 from metadata.fs.core import Core, TrimPending
 from metadata.fs.ops import (
     close,
+    fsck,
     kvspace,
     link,
     lock,
@@ -82,6 +83,7 @@ WRITES: Final[dict[type[Message], ReadOp]] = {
     meta.SetKvSpace: kvspace.set_space,
     meta.SetXattr: xattr.set_value,
     meta.RemoveXattr: xattr.remove,
+    meta.FsckRepair: fsck.repair,
 }
 # Writing, and giving a capability.
 PROOF_WRITES: Final[dict[type[Message], ProofOp]] = {
@@ -222,6 +224,8 @@ class Namespace:
             if isinstance(reply, meta.LocksReply):
                 core.lock_waiters.released(reply.ino)
             return reply
+        if isinstance(req, meta.FsckScan):
+            return await fsck.scan(core, req)
         if isinstance(req, meta.SessionOpen):
             return await sessions.open_session(core, req)
         if isinstance(req, meta.SessionRenew):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,14 @@ class TableView:
     replicas: int
     chunk_size: int  # what files get by default, bytes
     stripe: int = 0  # chains a file uses by default; 0: all
+
+
+class HeldChunk(NamedTuple):
+    """A chunk as one replica of a chain has it."""
+
+    key: bytes  # 24 bytes
+    length: int
+    pending: bool  # nothing of it is committed there yet
 
 
 class ClusterPort(Protocol):
@@ -54,3 +62,7 @@ class ChainPort(Protocol):
 
     async def last_chunk(self, chain: int, space: int) -> tuple[bytes, int] | None:
         """(key of 16 bytes, bytes) of the last chunk of the space, None if it has none."""
+
+    async def list_chunks(self, chain: int, first_key: bytes, limit: int) -> tuple[list[HeldChunk], bool]:
+        """(at most `limit` chunks of all spaces from key `first_key`, 24 bytes, on, in order; whether there
+        are more). For checks: what one replica has, a moment ago."""

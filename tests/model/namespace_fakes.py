@@ -13,7 +13,7 @@ from ffs.proto import meta
 from ffs.proto.common import Creds, ErrorReply, Message, to_error
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace, format_store
-from metadata.fs.ports import TableView
+from metadata.fs.ports import HeldChunk, TableView
 from metadata.kv.contract import Store
 
 CLUSTER = bytes(range(16))
@@ -79,6 +79,14 @@ class FakeChains:
         chunks = self._check(chain, space)
         keys = [k for k in chunks if k[0] == space]
         return (max(keys)[1], chunks[max(keys)]) if keys else None
+
+    async def list_chunks(self, chain: int, first_key: bytes, limit: int) -> tuple[list[HeldChunk], bool]:
+        chunks = self._check(chain, 0)
+        keys = sorted(k for k in chunks if k[0].to_bytes(8, "big") + k[1] >= first_key)
+        page = keys[: min(limit, 3)]
+        return [HeldChunk(k[0].to_bytes(8, "big") + k[1], chunks[k], False) for k in page], len(keys) > len(
+            page
+        )
 
     def write(
         self, ino: int, layout: Layout, epoch: int, offset: int, length: int, chains: Sequence[int]
