@@ -221,7 +221,16 @@ def put_away(client: Client, folder: str, origin: str) -> str:
 
 
 def removed_things(client: Client, folder: str, tally: Tally) -> Iterator[Removed]:
-    """What is in one user's trash, oldest first; sidecars without a file too."""
+    """What is in one user's trash, oldest first; sidecars without a file too.
+
+    Only what that user's own directories hold: a link, or a directory that somebody else has put there,
+    would have root remove what they name.
+    """
+    owned = False
+    with tally.guard():
+        owned = _is_owned(client, folder)
+    if not owned:
+        return
     try:
         names = client.listdir(f"{folder}/info")
     except FileNotFoundError:
@@ -240,6 +249,18 @@ def removed_things(client: Client, folder: str, tally: Tally) -> Iterator[Remove
                 raise errors.InvalidArgument(error.message, path) from None
             found.append(Removed(folder, posixpath.basename(path).removesuffix(_SUFFIX), origin, when))
     yield from sorted(found, key=lambda thing: (thing.removed_s, thing.name))
+
+
+def _is_owned(client: Client, folder: str) -> bool:
+    """Whether there is a trash. NotPermitted: a part of it is a link, or isn't its user's."""
+    for path in (folder, f"{folder}/info", f"{folder}/files"):
+        try:
+            found = client.lstat(path)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(found.st_mode) or str(found.st_uid) != posixpath.basename(folder):
+            raise errors.NotPermitted("isn't a directory of the user whose trash this is: left alone", path)
+    return True
 
 
 def _folders(args: argparse.Namespace, client: Client) -> list[str]:
