@@ -135,7 +135,13 @@ _ffs() {
     while IFS= read -r name; do
         [[ $name == "$cur"* ]] || continue
         name=${name#"$prefix"}
-        [[ $typed == [\\"\\']* ]] || printf -v name %q "$name"
+        # Inside quotes too, nothing of a name may be taken for a command.
+        case $typed in
+            \\"*) name=${name//\\\\/\\\\\\\\} name=${name//\\"/\\\\\\"} name=${name//\\$/\\\\\\$}
+                 name=${name//\\`/\\\\\\`} ;;
+            \\'*) name=${name//\\'/\\'\\\\\\'\\'} ;;
+            *) printf -v name %q "$name" ;;
+        esac
         [[ $name == */ || $name == ffs: ]] || name+=" "
         COMPREPLY+=("$name")
     done < <(
