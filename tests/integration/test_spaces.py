@@ -99,7 +99,8 @@ def test_files_and_blocks_go_to_the_devices_of_their_role(client: Client) -> Non
         _, results = put(space, 64, seed=1)
         assert results.errors == {}
     until(lambda: used("kv") >= before[0] + 64 * BLOCK)  # one replica
-    assert used("bulk") == bulk
+    # What a device reports of the file may still come; the blocks would be four MiB.
+    assert used("bulk") - bulk < 32 * BLOCK
     assert sum(target.used_bytes for target in look(client).targets) >= (32 << 20) + 64 * BLOCK
 
 
