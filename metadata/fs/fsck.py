@@ -32,6 +32,7 @@ SPACE_LEFT: Final = "kv-space-left-in-index"
 SPACE_DIFFERS: Final = "kv-space-index-differs"
 ORPHAN_CHUNKS: Final = "orphan-chunks"
 CHUNKS_BEYOND: Final = "chunks-beyond-length"
+MISPLACED: Final = "chunks-on-wrong-chain"
 
 WORDS: Final = {DIRECTORY: "directory", FILE: "file", SYMLINK: "symbolic link", KV_SPACE: "KV space"}
 
@@ -259,6 +260,7 @@ class Owner:
 
     inode: Inode
     length: int
+    placed: bool  # chunks of it belong on the chain
     reasons: bool  # a write session, a truncation, a collection record, a doubtful mark
 
 
@@ -290,9 +292,7 @@ def judge_chunks(
             repair="remove the chunks" if given_out else "",
         )
     inode = owner.inode
-    if inode.type == KV_SPACE or owner.reasons:
-        return None
-    if inode.type != FILE or inode.layout is None:
+    if inode.type not in (FILE, KV_SPACE) or inode.layout is None:
         return FsckFinding(
             kind=ORPHAN_CHUNKS,
             ino=held.space,
@@ -301,6 +301,17 @@ def judge_chunks(
             table=table,
             text=f"chain {chain} has chunks of inode {held.space}, a {WORDS.get(inode.type, inode.type)}",
         )
+    if not owner.placed:
+        return FsckFinding(
+            kind=MISPLACED,
+            ino=held.space,
+            key=held.first_key,
+            chain=chain,
+            table=table,
+            text=f"chain {chain} has chunks of inode {held.space}, which lies on other chains",
+        )
+    if inode.type == KV_SPACE or owner.reasons:
+        return None
     end = held.last_index * inode.layout.chunk_size + held.last_bytes
     if end <= owner.length:
         return None

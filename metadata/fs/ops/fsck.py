@@ -388,7 +388,7 @@ async def _judge_space(reader: Reader, key: bytes) -> FsckFinding | None:
 # --- chunks ---------------------------------------------------------------------------------
 
 
-async def _owner(reader: Reader, ino: int) -> fsck.Owner | None:
+async def _owner(core: Core, reader: Reader, ino: int, chain: int) -> fsck.Owner | None:
     inode = await find_inode(reader, ino)
     if inode is None:
         return None
@@ -399,11 +399,24 @@ async def _owner(reader: Reader, ino: int) -> fsck.Owner | None:
         or await reader.get(garbage_key(ino)) is not None
         or await reader.get(key + SUB_DOUBTFUL) is not None
     )
-    return fsck.Owner(inode, unsigned(await reader.get(key + SUB_LENGTH)), reasons)
+    length = unsigned(await reader.get(key + SUB_LENGTH))
+    return fsck.Owner(inode, length, _is_placed(core, inode, chain), reasons)
 
 
-async def _judge_chunks(snap: Snapshot, held: fsck.Held, chain: int, table: int) -> FsckFinding | None:
-    owner = await _owner(snap, held.space)
+def _is_placed(core: Core, inode: Inode, chain: int) -> bool:
+    """Whether its chunks may lie on the chain. A table that isn't known here says nothing against it."""
+    if inode.layout is None:
+        return False
+    try:
+        return chain in core.chunks.placement(inode.layout).chains
+    except errors.ChainUnavailable:
+        return True
+
+
+async def _judge_chunks(
+    core: Core, snap: Snapshot, held: fsck.Held, chain: int, table: int
+) -> FsckFinding | None:
+    owner = await _owner(core, snap, held.space, chain)
     known = owner is not None or await given_out(snap, held.space)
     return fsck.judge_chunks(held, owner, chain, table, known)
 
@@ -432,7 +445,7 @@ async def _chunks(core: Core, req: meta.FsckScan) -> FsckPage:
         return FsckPage(findings=[], unknown=error.message or type(error).__name__)
 
     async def judge(snap: Snapshot) -> tuple[list[FsckFinding], bool]:
-        judged = [await _judge_chunks(snap, each, req.chain, req.table) for each in held]
+        judged = [await _judge_chunks(core, snap, each, req.chain, req.table) for each in held]
         last = await find_inode(snap, held[-1].space) if held else None
         skip = bool(held) and (last is None or last.type != FILE)
         return [finding for finding in judged if finding is not None], skip
@@ -448,7 +461,7 @@ async def _chunks_again(core: Core, finding: FsckFinding) -> FsckFinding | None:
     chain that doesn't answer says nothing: no finding."""
     key = finding.key
     if finding.kind == fsck.CHUNKS_BEYOND:  # the chunk that holds the furthest byte on that chain
-        owner = await core.store.read(lambda snap: _owner(snap, finding.ino))
+        owner = await core.store.read(lambda snap: _owner(core, snap, finding.ino, finding.chain))
         if owner is None or owner.inode.layout is None:
             return None
         index = (finding.found - 1) // owner.inode.layout.chunk_size
@@ -459,7 +472,7 @@ async def _chunks_again(core: Core, finding: FsckFinding) -> FsckFinding | None:
         return None
     if not held or held[0].space != finding.ino:
         return None
-    now = await core.store.read(lambda snap: _judge_chunks(snap, held[0], finding.chain, finding.table))
+    now = await core.store.read(lambda snap: _judge_chunks(core, snap, held[0], finding.chain, finding.table))
     same = now is not None and (now.kind, now.stamp) == (finding.kind, finding.stamp)
     return replace(now, key=finding.key) if now is not None and same else None
 
@@ -474,21 +487,22 @@ async def _again(core: Core, findings: Sequence[FsckFinding]) -> FsckPage:
     for finding in findings:
 
         async def look(snap: Snapshot, finding: FsckFinding = finding) -> FsckFinding | None:
-            now = await _still(snap, finding)
+            now = await _still(core, snap, finding)
             return None if now is None else replace(now, path=await _path(snap, now))
 
         now = await core.store.read(look)
-        if now is not None and now.kind in (fsck.ORPHAN_CHUNKS, fsck.CHUNKS_BEYOND):
+        if now is not None and now.kind in _OF_CHUNKS:
             seen = await _chunks_again(core, now)
             now = None if seen is None else replace(seen, path=now.path)
         page.findings += [now] if now is not None else []
     return page
 
 
+_OF_CHUNKS: Final = (fsck.ORPHAN_CHUNKS, fsck.CHUNKS_BEYOND, fsck.MISPLACED)
 _OF_ENTRIES: Final = (fsck.DANGLING, fsck.ENTRY_TYPE, fsck.PARENT, fsck.NO_DIRECTORY)
 
 
-async def _still(reader: Reader, finding: FsckFinding) -> FsckFinding | None:
+async def _still(core: Core, reader: Reader, finding: FsckFinding) -> FsckFinding | None:
     """The finding as it is now, judged from the same records; None if it doesn't hold."""
     kind, key, ino = finding.kind, finding.key, finding.ino
     now: FsckFinding | None = None
@@ -510,15 +524,16 @@ async def _still(reader: Reader, finding: FsckFinding) -> FsckFinding | None:
             now = await _judge_kept(reader, key)
     elif kind in (fsck.SPACE_MISSING, fsck.SPACE_LEFT, fsck.SPACE_DIFFERS):
         now = await _judge_space(reader, key)
-    elif kind in (fsck.ORPHAN_CHUNKS, fsck.CHUNKS_BEYOND):
-        owner = await _owner(reader, ino)
-        held = fsck.Held(ino, key, 0, 0)
-        if kind == fsck.ORPHAN_CHUNKS:
+    elif kind in _OF_CHUNKS:
+        owner = await _owner(core, reader, ino, finding.chain)
+        if kind == fsck.CHUNKS_BEYOND:
+            same = owner is not None and not owner.reasons and owner.length == finding.expected
+            if same and owner is not None and owner.inode.epoch.to_bytes(8, "little") == finding.stamp:
+                now = finding
+        else:
             known = owner is not None or await given_out(reader, ino)
+            held = fsck.Held(ino, key, 0, 0)
             now = fsck.judge_chunks(held, owner, finding.chain, finding.table, known)
-        elif owner is not None and not owner.reasons and owner.length == finding.expected:
-            same = owner.inode.epoch.to_bytes(8, "little") == finding.stamp
-            now = finding if same else None
     elif kind == fsck.UNREADABLE:
         now = await _still_unreadable(reader, finding)
     return now if now is not None and now.kind == kind else None
@@ -586,7 +601,7 @@ async def _path_of_directory(reader: Reader, ino: int) -> bytes:
 async def repair(core: Core, txn: Transaction, req: meta.FsckRepair) -> FsckRepaired:
     """Mends one finding, if it holds in this transaction. NotPermitted; InvalidArgument if it can't be."""
     await _need_administrator(txn, req)
-    finding = await _still(txn, req.finding)
+    finding = await _still(core, txn, req.finding)
     if finding is None:
         return FsckRepaired(done=False, text="it isn't so any more")
     kind = finding.kind

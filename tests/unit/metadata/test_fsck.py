@@ -15,7 +15,7 @@ from namespace_fakes import Caller, FakeChains, FakeCluster, make_namespace, unw
 
 from ffs import errors
 from ffs.client.fsck import STATE, Report, check, disagreeing
-from ffs.layout import file_chunk_key
+from ffs.layout import Placement, file_chunk_key
 from ffs.proto import meta, records
 from ffs.proto.common import Creds, decode_capability
 from ffs.proto.records import DIRECTORY, FILE, Dirent, Inode, KvParams
@@ -485,6 +485,23 @@ def test_chunks_beyond_the_length() -> None:
         report = await w.expect({fsck.CHUNKS_BEYOND})
         assert {each.expected for each in report.findings} == {50_000}
         assert w.chains.end(ino, 4096) == 50_000
+
+    run(test)
+
+
+def test_chunks_on_a_chain_of_others() -> None:
+    async def test(w: World) -> None:
+        choice = meta.LayoutChoice(1, 4096, 2)
+        opened = await w.me(meta.Open(path=b"/two", flags=W, layout=choice))
+        await w.me(meta.Close(ino=opened.ino, handle=opened.handle))
+        view = w.cluster.table(1)
+        assert view is not None
+        stripe = Placement(opened.attributes.layout, view.chains).chains
+        chain = next(each for each in view.chains if each not in stripe)
+        w.chains.chunks[chain][opened.ino, file_chunk_key(0)] = 1
+        report = await w.check(repair=True)
+        assert [(each.kind, each.chain) for each in report.findings] == [(fsck.MISPLACED, chain)]
+        assert (report.repairs, report.clean) == ([], False)
 
     run(test)
 
