@@ -90,14 +90,13 @@ native-test: build/test/build.ninja
 # What only computes runs on all cores; what brings clusters up, kills and waits has the machine to itself.
 COMPUTING   := tests/unit tests/sim tests/model tests/conformance tests/linearizability
 
-# The latter of tests/integration: their failure timeouts are short.
-ALONE       := $(addprefix tests/integration/,test_client_failover.py test_cluster_commands.py test_processes.py \
-                 test_locks.py test_tail.py test_security.py)
+COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/test_cli_copy.py \
+                 tests/integration/test_cli_sync.py tests/integration/test_namespace.py tests/integration/test_xattr.py)
 
 python-test: .stamps/build .stamps/torch
 	@$(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal
-	@$(PY) -m pytest tests/integration $(ALONE:%=--ignore=%) -n $(JOBS) --dist loadfile
-	@$(PY) -m pytest tests/chaos tests/bench tests/crash $(ALONE)
+	@$(PY) -m pytest $(COMPANY) -n $(JOBS) --dist loadfile
+	@$(PY) -m pytest tests --ignore=tests/tidy $(COMPUTING:%=--ignore=%) $(COMPANY:%=--ignore=%)
 
 # The wheel as a user gets it, in an environment of its own, from a folder without the sources.
 wheel-test: .stamps/build
