@@ -279,6 +279,13 @@ def test_a_user_acts_under_the_ids_of_the_record(cluster: Cluster, run: Run, cli
         for request, reply in ((RotateKeys(), KeysReply), (ListUsers(), UsersReply)):
             with pytest.raises(errors.NotPermitted, match="administrators"):
                 alice.core.caller.call(request, reply)
+        alice.core.creds = Creds(0, 0, ())
+        for request, reply in (
+            (meta.FsckScan(what=meta.SCAN_ENTRIES), meta.FsckPage),
+            (meta.FsckRepair(finding=meta.FsckFinding(kind="orphan-inode")), meta.FsckRepaired),
+        ):
+            with pytest.raises(errors.NotPermitted, match="administrators"):
+                alice.core.caller.call(request, reply)
         # Another's session gives neither its outcomes nor its capabilities.
         ino = client.stat("/open/hers").st_ino
         stolen = meta.CapabilityRenew(ino=ino, rights=RIGHT_READ, client=client.core.session().client_id)

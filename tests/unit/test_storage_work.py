@@ -12,19 +12,28 @@ pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
 
 import numpy as np
 
-from ffs._native.ring import CQE_DTYPE, OP_REMOVE_RANGE, OP_SPACE_EPOCH, OP_TRUNCATE
+from ffs._native.ring import (
+    CQE_DTYPE,
+    LIST_ALL_SPACES,
+    OP_LIST_CHUNKS,
+    OP_REMOVE_RANGE,
+    OP_SPACE_EPOCH,
+    OP_TRUNCATE,
+)
 from ffs._native.server import ShardMetrics, SpaceUse, TargetReport
 from ffs.errors import FfsError, StaleEpoch
 from ffs.proto.cluster import (
     LastChunk,
     LastChunkReply,
+    ListChunks,
+    ListChunksReply,
     RaiseSpaceEpoch,
     RemovePage,
     RemovePageReply,
     TruncateChunk,
 )
 from ffs.proto.common import Message, OkReply
-from storage_server.chunk_work import Operation, steps_of
+from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, steps_of
 from storage_server.metrics import COUNTERS, GAUGES, MetricsServer, render
 
 SPACE = 77
@@ -83,6 +92,20 @@ def test_last_chunk() -> None:
     assert drive(request, lambda _: completion(-ENOENT))[1] == LastChunkReply(
         key=b"", length_bytes=0, chunks=0
     )
+
+
+@pytest.mark.parametrize(("limit", "asked_for"), [(0, 1024), (7, 7), (5000, 1024)])
+def test_listing_asks_for_all_spaces(limit: int, asked_for: int) -> None:
+    memory = memoryview(bytes(range(256)) * (LISTING_BYTES // 256))
+    request = ListChunks(chain=1, start=key(3), limit=limit)
+    asked, reply = drive(request, lambda _: Listing(completion(2, value=1), memory))
+    assert asked == [Operation(OP_LIST_CHUNKS, key(3), asked_for, 0, LIST_ALL_SPACES)]
+    assert reply == ListChunksReply(entries=bytes(range(64)), more=True)
+    assert drive(request, lambda _: Listing(completion(0), memory))[1] == ListChunksReply(
+        entries=b"", more=False
+    )
+    with pytest.raises(StaleEpoch):
+        drive(request, lambda _: Listing(completion(-ESTALE, 5), memory))
 
 
 @pytest.mark.parametrize("epoch", [6, 2**64 - 1])

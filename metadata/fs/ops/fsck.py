@@ -652,6 +652,7 @@ async def _repair_entry(core: Core, txn: Transaction, finding: FsckFinding) -> s
         return "removed the entry" if inode is None else await _attach(core, txn, entry.ino, another=False)
     assert inode is not None, finding
     if finding.kind == fsck.PARENT:
+        await _need_one_place(txn, entry.ino, inode.parent, parent)
         txn.set(inode_key(entry.ino), encode(replace(inode, parent=parent)))
         return f"the directory's parent is {parent} now"
     txn.set(finding.key, encode(replace(entry, type=inode.type)))
@@ -659,6 +660,22 @@ async def _repair_entry(core: Core, txn: Transaction, finding: FsckFinding) -> s
     if change:
         txn.add(inode_key(parent) + SUB_LINKS, change)
     return f"the entry says {fsck.WORDS.get(inode.type, inode.type)} now"
+
+
+async def _need_one_place(txn: Transaction, ino: int, old: int, new: int) -> None:
+    """A directory becomes its entry's, unless it is where it says, too, or would be its own ancestor."""
+    pairs = await txn.range(*dirent_span(old), IN_ONE)
+    parsed = (_parse_entry(key, value) for key, value in pairs)
+    if any(isinstance(each, Entry) and each.ino == ino for each in parsed):
+        raise errors.InvalidArgument(f"directory {ino} has two names, in directories {old} and {new}")
+    seen = {ROOT_INO}
+    above = new
+    while above not in seen:
+        seen.add(above)
+        inode = await find_inode(txn, above)
+        above = ROOT_INO if inode is None else inode.parent
+    if ino in seen:
+        raise errors.InvalidArgument(f"directory {new} lies in directory {ino} itself")
 
 
 async def _attach(core: Core, txn: Transaction, ino: int, *, another: bool = True) -> str:

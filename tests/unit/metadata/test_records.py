@@ -23,6 +23,21 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "metadata.json"
 LAYOUT = Layout(3, 7, 2**64 - 1, 1 << 20, 4)
 KV = records.KvParams(1 << 20, 32, 1 << 40, 3_600_000, b"\x01" * 32, records.KV_EVICTABLE)
 ATTRIBUTES = meta.Attributes(1, 17409, 2, 0o644, 1000, 1001, 2, 2**40, 10**18, 10**18 + 1, 5, 6, LAYOUT, None)
+FINDING = meta.FsckFinding(
+    kind="wrong-link-count",
+    ino=5,
+    parent=1,
+    name=b"n\xff",
+    key=b"d",
+    found=-1,
+    expected=2,
+    chain=3,
+    table=1,
+    stamp=bytes(26),
+    text="t",
+    path=b"/n",
+    repair="correct the count",
+)
 HEAD: dict[str, Any] = {"client": 2**63, "slot": 5, "sequence": 9, "creds": Creds(1000, 1001, (4, 5))}
 
 RECORDS: dict[str, msgspec.Struct] = {
@@ -79,6 +94,14 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "list-xattr": meta.ListXattr(path=b"/a", **HEAD),
     "list-xattr-reply": meta.ListXattrReply(names=[b"user.a", b"user.b"]),
     "kv-create": meta.KvCreate(path=b"/kv", params=KV, **HEAD),
+    "fsck-scan": meta.FsckScan(
+        what=9, after=b"d", ino=5, only=bytes(8), chain=3, table=1, findings=(FINDING,), **HEAD
+    ),
+    "fsck-page": meta.FsckPage(
+        findings=[FINDING], next=b"d\0", rows=bytes(26), looked=7, again=(5,), unknown="x"
+    ),
+    "fsck-repair": meta.FsckRepair(finding=FINDING, **HEAD),
+    "fsck-repaired": meta.FsckRepaired(done=True, text="removed"),
 }
 
 KEYS: dict[str, bytes] = {
