@@ -197,6 +197,9 @@ Outcome Shard::authority(const Session& session, const wire::Context& context, u
   if ((capability.expiry_ms != 0 || config_.signed_capabilities) && capability.expiry_ms <= manager_ms_) {
     return refused(Detail::kExpired);
   }
+  // Judged by the session that has proved itself, not by the client that a request names: one that names none
+  // has no entry in the retry table, where the replica would meet the fence.
+  if (rights != wire::kRightRead && store_->fenced(session.client)) return Outcome::fenced;
   return Outcome::ok;
 }
 

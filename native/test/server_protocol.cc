@@ -282,6 +282,16 @@ TEST_CASE("a repeated update is answered from the retry table and not applied ag
   const Answer fenced = later.write(1, 0, a);
   CHECK(fenced.code() == ESTALE);
   CHECK(fenced.detail() == Detail::kFenced);
+  // Also one that names no client, and so has no entry in the retry table.
+  wire::Update nameless = first;
+  nameless.context.chain_counter = cluster.version().counter;
+  nameless.context.client = nameless.context.channel = nameless.context.sequence = 0;
+  for (const UpdateKind kind : {UpdateKind::kWrite, UpdateKind::kCreate, UpdateKind::kReplace}) {
+    nameless.kind = static_cast<uint8_t>(kind);
+    const Answer unnamed = later.wait(later.send_update(nameless, a, true));
+    CHECK(unnamed.code() == ESTALE);
+    CHECK(unnamed.detail() == Detail::kFenced);
+  }
 }
 
 TEST_CASE("regions: seals, sizes, limits, sharing, draining") {
