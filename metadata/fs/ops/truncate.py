@@ -44,7 +44,8 @@ async def truncate(core: Core, txn: Transaction, req: meta.Truncate, capability:
 async def renew(
     core: Core, reader: Reader, req: meta.CapabilityRenew, capability: int
 ) -> meta.CapabilityReply:
-    """A fresh capability. Writing a file needs its session; a KV space is judged by its mode, as at open."""
+    """A fresh capability. Writing a file needs its session; reading, and a KV space, are judged by the mode,
+    as at open."""
     inode = await get_inode(reader, req.ino)
     if inode.type not in (FILE, KV_SPACE):
         raise errors.InvalidArgument(f"inode {req.ino} has no chunks")
@@ -56,6 +57,9 @@ async def renew(
             raise errors.BadHandle(
                 f"write session {req.handle} of inode {req.ino} is over: open the file again"
             )
+        if req.rights & RIGHT_READ:
+            # The session says that writing was allowed, no more: reading is judged as for readers.
+            need(inode, req.creds, R, b"")
     elif inode.type == FILE and req.rights & RIGHT_WRITE:
         raise errors.BadHandle("writing a file needs the handle of its write session")
     else:

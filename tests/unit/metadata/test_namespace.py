@@ -445,6 +445,19 @@ def test_a_length_of_an_older_epoch_is_not_taken() -> None:
     run(test)
 
 
+def test_a_write_session_renews_no_right_to_read() -> None:
+    async def test(w: World) -> None:
+        await w.make(b"/f", 100)
+        await w.me(meta.SetAttr(path=b"/f", what=meta.SET_MODE, mode=0o622))
+        writer = await Caller.connect(w.namespace, Creds(1000, 1000))
+        opened = await writer(meta.Open(path=b"/f", flags=OPEN_WRITE))
+        with pytest.raises(errors.AccessDenied):
+            await writer(meta.CapabilityRenew(ino=opened.ino, handle=opened.handle, rights=3))
+        await writer(meta.CapabilityRenew(ino=opened.ino, handle=opened.handle, rights=2))
+
+    run(test)
+
+
 def test_an_epoch_that_was_never_given_is_refused() -> None:
     async def test(w: World) -> None:
         opened = await w.me(meta.Open(path=b"/f", flags=W))
