@@ -25,6 +25,7 @@ from ffs.errors import (
     DeadlineExceeded,
     Fenced,
     FfsError,
+    NoSpace,
     OutcomeUnknown,
     Overloaded,
     StaleEpoch,
@@ -241,6 +242,14 @@ class OpenFile:
         from ffs.client import sparse
 
         def work(session: Session, extent: Extent) -> None:
+            # Judged first: what was made up to a failure would take the room of others, and stay.
+            room = self._core().ask(meta.StatFs(ino=self.ino), meta.StatFsReply)
+            wanted = length if length > room.total_bytes else 0
+            wanted = wanted or sparse.lacking_bytes(session.rings, session, extent, offset, length)
+            if wanted > room.free_bytes:
+                raise NoSpace(
+                    f"{wanted} bytes are to be allocated, {room.free_bytes} are free (ffs df)", self.path
+                )
             sparse.allocate(session.rings, session, extent, offset, length)
             self.note_written(offset + length, extent.epoch)
 

@@ -171,6 +171,20 @@ def allocate(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, length
         chunk += count
 
 
+def lacking_bytes(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, length: int) -> int:
+    """The zeros that `allocate` would write now."""
+    chunk_size = extent.placement.layout.chunk_size
+    end = offset + length
+    chunk, last = offset // chunk_size, -(-end // chunk_size)
+    total = 0
+    while chunk < last:
+        count = min(_widest(extent), last - chunk)
+        there = lengths(pool, upkeep, extent, chunk, count)
+        total += sum(request.length for request in _lacking(extent, chunk, there, end))
+        chunk += count
+    return total
+
+
 def _lacking(extent: Extent, first: int, there: Sequence[int], end: int) -> Iterator[_Request]:
     chunk_size = extent.placement.layout.chunk_size
     for index, length in enumerate(there, first):

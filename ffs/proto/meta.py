@@ -195,9 +195,10 @@ class ReadLinkReply(Message, tag=24, kw_only=True):
 
 
 class StatFs(Request, tag=25, kw_only=True):
-    """Of the chain table of the object at `path`."""
+    """Of the chain table of the object at `path`, or of `ino`."""
 
     path: bytes = b"/"
+    ino: int = 0
 
 
 class StatFsReply(Message, tag=26, kw_only=True):

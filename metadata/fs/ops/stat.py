@@ -73,7 +73,7 @@ async def readlink(core: Core, reader: Reader, req: meta.ReadLink) -> meta.ReadL
 
 
 async def statfs(core: Core, reader: Reader, req: meta.StatFs) -> meta.StatFsReply:
-    _, inode = await resolve(reader, req.creds, req.path, 0)
+    _, inode = await resolve(reader, req.creds, req.path, req.ino)
     table = inode.layout.table if inode.layout else 0
     view = core.cluster.table(table) if table else core.default_table(ROLE_BULK, req.path)
     if view is None:
