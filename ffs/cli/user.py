@@ -129,12 +129,19 @@ def run_remove(args: argparse.Namespace) -> int:
 def run_token(args: argparse.Namespace) -> int:
     """The token is drawn here: the service never has it."""
     token = Token(os.urandom(TOKEN_ID_BYTES), os.urandom(KEY_BYTES))
-    with connect(args) as client:
-        verifier = verifier_of(os.urandom(SALT_BYTES), token.secret)
-        _users(client, AddToken(name=args.name, id=token.id, verifier=verifier, label=args.label))
     if args.output:
+        # The file first: a token that nobody has seen would be valid for nothing.
         with open(os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token.text() + "\n")
+    try:
+        with connect(args) as client:
+            verifier = verifier_of(os.urandom(SALT_BYTES), token.secret)
+            _users(client, AddToken(name=args.name, id=token.id, verifier=verifier, label=args.label))
+    except BaseException:
+        if args.output:
+            os.unlink(args.output)
+        raise
+    if args.output:
         print(f"token {token.id.hex()} is in {args.output}: export FFS_TOKEN_FILE={args.output}")
     else:
         print(token.text())

@@ -298,6 +298,13 @@ def test_a_revoked_token_ends_what_runs_under_it(cluster: Cluster, run: Run, tmp
     kept = str(tmp_path / "token")
     assert run("user", "token", "bob", "--output", kept)[0] == 0
     assert os.stat(kept).st_mode & 0o777 == 0o600
+    tokens = run("user", "list", "--json")[1]
+    status, _, err = run("user", "token", "bob", "--output", kept)
+    assert (status, "File exists" in err) == (1, True)
+    assert run("user", "list", "--json")[1] == tokens  # no token that nobody has seen
+    absent = str(tmp_path / "none")
+    assert run("user", "token", "nobody", "--output", absent)[0] == 1
+    assert not os.path.exists(absent)
     with open(kept, encoding="ascii") as text:
         kept_token = text.read()
     other = run("user", "token", "bob")[1]
