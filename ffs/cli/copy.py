@@ -329,7 +329,9 @@ class Copier:
     ) -> dict[str, os.stat_result]:
         """Make a target directory; returns what is in it already."""
         options = self._options
-        if there is not None and stat.S_ISLNK(there.st_mode):
+        # Where the copy goes may be named by a link. Below that a link was put there by a copy, or by others:
+        # through it files would be written outside of the tree.
+        if there is not None and stat.S_ISLNK(there.st_mode) and target == self._target.path:
             there = self._stat_or_none(target) or there
         if there is not None and not stat.S_ISDIR(there.st_mode):
             raise errors.NotADirectory("is in the way: it isn't a directory", self._place(target))

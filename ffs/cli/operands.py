@@ -86,7 +86,11 @@ def expand_places(
 def listing(client: Client, path: str) -> Iterator[tuple[str, bool, bool]]:
     """What `globs.expand` wants to know of a directory."""
     for entry in client.scandir(path):
-        yield entry.name, entry.is_dir(), entry.is_symlink()
+        try:
+            is_directory = entry.is_dir()
+        except OSError:
+            is_directory = False  # a link in a circle, or through what may not be searched
+        yield entry.name, is_directory, entry.is_symlink()
 
 
 @contextlib.contextmanager

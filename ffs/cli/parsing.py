@@ -142,4 +142,14 @@ def connect(
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    """One line. What isn't UTF-8 in a name is an escape (\\udcff for the byte ff), so that it stays JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    print(text if _is_utf8(text) else json.dumps(value, separators=(",", ":")))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -256,3 +256,36 @@ def test_a_run_without_room_is_given_up(
     assert (status, out) == (1, "")
     assert said.count("\n") == 2
     (tree / "closed").chmod(0o755)
+
+
+def test_a_tree_isnt_written_through_a_link_inside_the_target(  # type: ignore[no-untyped-def]
+    run, home: str, client: Client, tmp_path: Path
+) -> None:
+    client.makedirs(f"{home}/t/x")
+    client.mknod(f"{home}/t/x/file")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").symlink_to(tmp_path / "victim")
+    status, _, err = run("get", "-r", f"{home}/t/.", str(tmp_path / "out"))
+    assert status == 1
+    assert "isn't a directory" in err
+    assert os.listdir(tmp_path / "victim") == []
+    # The target itself may be named by a link.
+    (tmp_path / "named").symlink_to(tmp_path / "victim")
+    assert run("get", "-r", f"{home}/t/.", str(tmp_path / "named"))[0] == 0
+    assert (tmp_path / "victim" / "x" / "file").exists()
+
+
+def test_a_link_in_a_circle_hinders_no_pattern(run, home: str, client: Client) -> None:  # type: ignore[no-untyped-def]
+    client.symlink("loop", f"{home}/loop")
+    client.mknod(f"{home}/a.txt")
+    assert run("rm", f"{home}/*.txt") == (0, "", "")
+    assert client.listdir(home) == ["loop"]
+
+
+def test_json_of_a_name_that_isnt_utf8(run, home: str, client: Client) -> None:  # type: ignore[no-untyped-def]
+    client.mknod(f"{home}/\udcff")
+    client.mknod(f"{home}/ä")
+    lines = run("ls", "--json", home)[1].splitlines()
+    assert sorted(json.loads(line)["path"] for line in lines) == [f"{home}/ä", f"{home}/\udcff"]
+    assert all(line.encode() for line in lines)  # no raw byte, which would be no UTF-8

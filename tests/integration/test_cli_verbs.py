@@ -283,3 +283,22 @@ def test_what_the_trash_refuses(run, filled: str, client: Client) -> None:  # ty
     assert client.exists(f"{filled}/a")
     assert mode(client, "/.trash") == 0o1777
     assert mode(client, f"/.trash/{os.geteuid()}") == 0o700
+
+
+def test_what_others_put_into_a_trash_is_left_alone(run, home: str, client: Client) -> None:  # type: ignore[no-untyped-def]
+    """A user can make links in a trash of his own; root, who empties it, must not follow them."""
+    client.makedirs(f"{home}/precious")
+    client.mknod(f"{home}/precious/data")
+    client.makedirs("/.trash/4711/info", exist_ok=True)
+    with client.open("/.trash/4711/info/data.trashinfo", "w") as file:
+        file.write("[Trash Info]\nPath=/gone\nDeletionDate=2001-01-01T00:00:00\n")
+    client.symlink(f"{home}/precious", "/.trash/4711/files")
+    for path in ("/.trash/4711", "/.trash/4711/info", "/.trash/4711/files"):
+        client.chown(path, 4711, 4711, follow_symlinks=False)
+    try:
+        status, _, err = run("trash", "empty", "--all", "-f")
+        assert status == 1
+        assert "/.trash/4711/files: isn't a directory of the user" in err
+        assert client.listdir(f"{home}/precious") == ["data"]
+    finally:
+        client.rmtree("/.trash/4711")
