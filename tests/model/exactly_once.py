@@ -17,9 +17,11 @@ from namespace_fakes import CLUSTER, Caller, FakeChains, FakeCluster
 from ffs import errors
 from ffs.proto import meta
 from ffs.proto.common import Creds
-from ffs.proto.records import KvParams
+from ffs.proto.records import ROOT_INO, KvParams
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace, format_store
+from metadata.fs.schema import SUB_ENTRIES, inode_key
+from metadata.kv.contract import Transaction
 from metadata.kv.faults import Died, FaultyStore, Rates
 from metadata.kv.memory import MemoryStore
 
@@ -107,6 +109,7 @@ READ_ONLY: set[type[meta.Request]] = {
     meta.GetLocks,
     meta.GetXattr,
     meta.ListXattr,
+    meta.FsckScan,
 }
 NOT_REPEATABLE: set[type[meta.Request]] = {
     meta.SessionOpen,  # a session whose answer was lost ends by itself
@@ -514,6 +517,32 @@ async def end_of_others_locks_by_somebody(world: World) -> meta.Request:
     await world.other(meta.Lock(path=b"/f", owner=1))
     world.me.creds = USER
     return meta.Unlock(path=b"/f", force=True)
+
+
+# --- checks ---------------------------------------------------------------------------------
+
+
+async def _wrong_count(world: World) -> meta.FsckRepair:
+    async def damage(txn: Transaction) -> None:
+        txn.add(inode_key(ROOT_INO) + SUB_ENTRIES, 3)
+
+    await world.file(b"/f")
+    await world.store.run(damage)
+    page = await world.me(meta.FsckScan(what=meta.SCAN_ENTRIES))
+    [finding] = page.findings
+    return meta.FsckRepair(finding=finding)
+
+
+@case(meta.FsckRepair)
+async def repair(world: World) -> meta.Request:
+    return await _wrong_count(world)
+
+
+@case(meta.FsckRepair)
+async def repair_by_a_user(world: World) -> meta.Request:
+    request = await _wrong_count(world)
+    world.me.creds = USER
+    return request
 
 
 # --- what a store holds, comparable between worlds -------------------------------------------
