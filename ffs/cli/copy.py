@@ -197,13 +197,26 @@ class Report:
         self.meter.clear()
         self._tally.failed(error)
 
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Around the work on one file: its errors don't stop the rest."""
+        try:
+            yield
+        except ENDS_ALL:
+            raise
+        except OSError as error:
+            self.failed(error)
+
     def summary(self) -> None:
         """For programs: the last line."""
         if self._json:
             print_json(
                 {
                     "action": "summary",
-                    **{f"{name}_count": count for name, count in sorted(self.counts.items())},
+                    **{
+                        f"{name.replace(' ', '_')}_count": count
+                        for name, count in sorted(self.counts.items())
+                    },
                     "bytes": self.bytes,
                     "failed": self._tally.failures,
                     "seconds": round(time.monotonic() - self._start, 3),
@@ -269,18 +282,9 @@ class Copier:
         self._report.meter.complete = True
         self._mover.finish()
         for path, meta in reversed(self._directories):
-            with self._guard():
+            with self._report.guard():
                 self._to.apply(path, meta)
         self._directories = []
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except ENDS_ALL:
-            raise
-        except OSError as error:
-            self._report.failed(error)
 
     def _check_tree(self, info: os.stat_result) -> None:
         if not self._options.recursive:
@@ -306,7 +310,7 @@ class Copier:
         stack = [(self._source.path, self._target.path, info, there, frozenset[tuple[int, int]]())]
         while stack:
             source, target, info, there, above = stack.pop()
-            with self._guard():
+            with self._report.guard():
                 key = (info.st_dev, info.st_ino)
                 if key in above:
                     raise errors.SymlinkLoop("leads back to a directory above it: leave it out", source)
@@ -315,7 +319,7 @@ class Copier:
                 inner = []
                 for name, below in entries:
                     from_path, to_path = os.path.join(source, name), os.path.join(target, name)
-                    with self._guard():
+                    with self._report.guard():
                         if self._options.follow == "L" and stat.S_ISLNK(below.st_mode):
                             below = self._from.stat(from_path)
                         if stat.S_ISDIR(below.st_mode):

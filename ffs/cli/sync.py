@@ -13,13 +13,12 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ffs import errors
 from ffs.cli.copy import Report, named
 from ffs.cli.copying import plan
-from ffs.cli.copying.mover import COPIED, ENDS_ALL, PART_BYTES, Item, Mover, is_part, part_name
+from ffs.cli.copying.mover import COPIED, PART_BYTES, Item, Mover, is_part, part_name
 from ffs.cli.copying.sides import LocalSide, Meta, Side, Sides, lstat_or_none, umask_mode
 from ffs.cli.globs import Excludes
 from ffs.cli.location import Location, parse_location
@@ -165,7 +164,7 @@ class Sync:
             self._report.meter.complete = True
             mover.finish()
         for relative, meta in reversed(self._directories):
-            with self._guard():
+            with self._report.guard():
                 self._to.apply(self._to_path(relative), meta)
         self._delete_all()
 
@@ -173,12 +172,12 @@ class Sync:
         stack = [("", there)]
         while stack:
             relative, there = stack.pop()
-            with self._guard():
+            with self._report.guard():
                 ours = dict(self._from.entries(self._from_path(relative)))
                 theirs = dict(self._to.entries(self._to_path(relative))) if there else {}
                 inner: list[tuple[str, bool]] = []
                 for step in self._plan(relative, ours, theirs):
-                    with self._guard():
+                    with self._report.guard():
                         path = os.path.join(relative, step.name)
                         self._carry_out(mover, step, path, ours.get(step.name), theirs.get(step.name), inner)
                 stack += reversed(inner)
@@ -312,7 +311,7 @@ class Sync:
                 self._report.failed(named(error, str(self._at_target(path))))
         for path, is_directory in self._deletions:
             if is_directory:
-                with self._guard():
+                with self._report.guard():
                     self._remove(path, True)
                     self._report.action("deleted", None, self._at_target(path))
 
@@ -373,15 +372,6 @@ class Sync:
 
     def _failed(self, item: Item, error: BaseException) -> None:
         self._report.failed(named(error, item.target))
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except ENDS_ALL:
-            raise
-        except OSError as error:
-            self._report.failed(error)
 
 
 def _key(info: os.stat_result) -> tuple[int, int]:
