@@ -225,6 +225,8 @@ def connect(
     options = _options(transport, secret, connect_timeout, request_timeout, session_ttl, checksum)
     options = _with_data_options(options, unavailable_timeout, hedge_percent)
     if token is not None:
+        if secret is not None:
+            raise errors.InvalidArgument("both a secret and a token: give one of them")
         options = replace(options, secret=parse_token(token))
     client = Client(resolve_address(address), options)
     try:
