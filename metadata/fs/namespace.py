@@ -23,6 +23,7 @@ from metadata.fs.core import Core, TrimPending
 from metadata.fs.ops import (
     close,
     fsck,
+    fsck_repair,
     kvspace,
     link,
     lock,
@@ -83,7 +84,7 @@ WRITES: Final[dict[type[Message], ReadOp]] = {
     meta.SetKvSpace: kvspace.set_space,
     meta.SetXattr: xattr.set_value,
     meta.RemoveXattr: xattr.remove,
-    meta.FsckRepair: fsck.repair,
+    meta.FsckRepair: fsck_repair.repair,
 }
 # Writing, and giving a capability.
 PROOF_WRITES: Final[dict[type[Message], ProofOp]] = {

@@ -1,8 +1,8 @@
-"""fsck: reading pages for a check, looking at findings again, mending them. docs/guides/fsck.md.
+"""fsck: reading pages for a check, and looking at findings again. docs/guides/fsck.md.
 
 A page is judged from one snapshot, so what it finds is so at one moment. What takes several pages - the
 entries of a large directory, how many names an inode has - is guarded by a stamp: it counts only if the
-counters and times of the inode haven't changed meanwhile. A repair looks again in its own transaction.
+counters and times of the inode haven't changed meanwhile. fsck_repair.py mends.
 """
 
 from __future__ import annotations
@@ -15,24 +15,19 @@ import msgspec
 from msgspec.structs import replace
 
 from ffs import errors
-from ffs.layout import Layout
 from ffs.proto import meta
-from ffs.proto.meta import FsckFinding, FsckPage, FsckRepaired
+from ffs.proto.meta import FsckFinding, FsckPage
 from ffs.proto.records import (
     DIRECTORY,
     FILE,
-    FLAG_REMOVED,
     KV_SPACE,
     ROOT_INO,
-    ClientSession,
-    Garbage,
     Inode,
 )
 from metadata.fs import fsck
 from metadata.fs.core import Core
 from metadata.fs.fsck import Counters, Entry
 from metadata.fs.ids import given_out
-from metadata.fs.ops import open as open_op
 from metadata.fs.schema import (
     DIRENT_PREFIX_BYTES,
     KV_INDEX_COMPLETE,
@@ -45,11 +40,9 @@ from metadata.fs.schema import (
     Reader,
     client_lock_key,
     client_writer_key,
-    counter,
     decode_dirent,
     decode_inode,
     decode_kv_index,
-    dirent_key,
     dirent_span,
     encode,
     ended_key,
@@ -69,11 +62,8 @@ from metadata.fs.schema import (
     unsigned,
     writer_key,
     writers_span,
-    xattr_names_key,
-    xattrs_span,
 )
-from metadata.fs.spaces import forget_space, note_space
-from metadata.kv.contract import Snapshot, Transaction
+from metadata.kv.contract import Snapshot
 
 PAGE: Final = 1000  # entries; a page is some milliseconds of this process
 NAMES_PAGE: Final = 4000
@@ -81,7 +71,6 @@ INODE_PAGE: Final = 2000  # keys: inodes and their counters
 SKIP_PAGE: Final = 200  # clients or inodes, of whose many keys only the first is read
 CHUNK_PAGE: Final = 1024
 IN_ONE: Final = 20_000  # entries of a directory that are counted in one transaction
-LOST_FOUND: Final = b"lost+found"
 MAX_DEPTH: Final = 64  # how far up, and among how many siblings, a path is looked for
 MAX_SIBLINGS: Final = 5000
 
@@ -106,7 +95,7 @@ _decode_cursor: Final = msgspec.msgpack.Decoder(Cursor).decode
 async def scan(core: Core, req: meta.FsckScan) -> FsckPage:
     """One page. Raises NotPermitted, InvalidArgument."""
     read = core.store.read
-    await read(lambda snap: _need_administrator(snap, req))
+    await read(lambda snap: need_administrator(snap, req))
     after = req.after
     if req.what == meta.SCAN_ENTRIES:
         return await read(lambda snap: _entries(snap, after, (b"d", b"e")))
@@ -132,7 +121,7 @@ async def scan(core: Core, req: meta.FsckScan) -> FsckPage:
     raise errors.InvalidArgument(f"this version can't scan for {req.what}")
 
 
-async def _need_administrator(reader: Reader, req: meta.Request) -> None:
+async def need_administrator(reader: Reader, req: meta.Request) -> None:
     """root, or who owns the root directory. (Users with tokens don't come so far: metadata.server.)"""
     root = await find_inode(reader, ROOT_INO)
     if req.creds.uid != 0 and (root is None or root.uid != req.creds.uid):
@@ -142,7 +131,7 @@ async def _need_administrator(reader: Reader, req: meta.Request) -> None:
 # --- reading --------------------------------------------------------------------------------
 
 
-def _parse_entry(key: bytes, value: bytes) -> Entry | FsckFinding:
+def parse_entry(key: bytes, value: bytes) -> Entry | FsckFinding:
     parent, name = id_in_key(key), key[DIRENT_PREFIX_BYTES:]
     try:
         dirent = decode_dirent(value)
@@ -180,7 +169,7 @@ async def _entries(snap: Snapshot, after: bytes, span: tuple[bytes, bytes], alon
     page = FsckPage(findings=[], looked=len(pairs))
     entries: list[Entry] = []
     for key, value in pairs:
-        entry = _parse_entry(key, value)
+        entry = parse_entry(key, value)
         if isinstance(entry, FsckFinding):
             page.findings.append(entry)
             entry = Entry(key, id_in_key(key), b"", 0, 0)
@@ -240,7 +229,7 @@ async def _states(snap: Snapshot, only: Sequence[int]) -> FsckPage:
 
 async def _names(snap: Snapshot, after: bytes, only: frozenset[int]) -> FsckPage:
     pairs = await snap.range(after, b"e", NAMES_PAGE)
-    entries = (_parse_entry(key, value) for key, value in pairs)
+    entries = (parse_entry(key, value) for key, value in pairs)
     hits = [entry.ino for entry in entries if isinstance(entry, Entry) and entry.ino in only]
     following = pairs[-1][0] + b"\0" if len(pairs) == NAMES_PAGE else b""
     return FsckPage(findings=[], next=following, rows=b"".join(map(_ID.pack, hits)), looked=len(pairs))
@@ -304,7 +293,7 @@ async def _has_session(reader: Reader, client: int) -> bool:
 
 async def _judge_held(reader: Reader, key: bytes) -> FsckFinding | None:
     """A key of a write session or lock."""
-    kind, ino, client, twin = _parse_held(key)
+    kind, ino, client, twin = parse_held(key)
     return fsck.judge_held(
         key,
         ino,
@@ -315,7 +304,7 @@ async def _judge_held(reader: Reader, key: bytes) -> FsckFinding | None:
     )
 
 
-def _parse_held(key: bytes) -> tuple[bytes, int, int, bytes]:
+def parse_held(key: bytes) -> tuple[bytes, int, int, bytes]:
     """(first byte, inode, client, the key of the same by the other)."""
     kind = key[:1]
     if kind == b"w":
@@ -487,7 +476,7 @@ async def _again(core: Core, findings: Sequence[FsckFinding]) -> FsckPage:
     for finding in findings:
 
         async def look(snap: Snapshot, finding: FsckFinding = finding) -> FsckFinding | None:
-            now = await _still(core, snap, finding)
+            now = await still(core, snap, finding)
             return None if now is None else replace(now, path=await _path(snap, now))
 
         now = await core.store.read(look)
@@ -499,16 +488,16 @@ async def _again(core: Core, findings: Sequence[FsckFinding]) -> FsckPage:
 
 
 _OF_CHUNKS: Final = (fsck.ORPHAN_CHUNKS, fsck.CHUNKS_BEYOND, fsck.MISPLACED)
-_OF_ENTRIES: Final = (fsck.DANGLING, fsck.ENTRY_TYPE, fsck.PARENT, fsck.NO_DIRECTORY)
+OF_ENTRIES: Final = (fsck.DANGLING, fsck.ENTRY_TYPE, fsck.PARENT, fsck.NO_DIRECTORY)
 
 
-async def _still(core: Core, reader: Reader, finding: FsckFinding) -> FsckFinding | None:
+async def still(core: Core, reader: Reader, finding: FsckFinding) -> FsckFinding | None:
     """The finding as it is now, judged from the same records; None if it doesn't hold."""
     kind, key, ino = finding.kind, finding.key, finding.ino
     now: FsckFinding | None = None
-    if kind in _OF_ENTRIES:
+    if kind in OF_ENTRIES:
         data = await reader.get(key)
-        entry = None if data is None else _parse_entry(key, data)
+        entry = None if data is None else parse_entry(key, data)
         if isinstance(entry, Entry):
             inodes = {each: await find_inode(reader, each) for each in (entry.parent, entry.ino)}
             now = next(fsck.judge_entries([entry], inodes), None)
@@ -561,7 +550,7 @@ async def _still_counts(reader: Reader, finding: FsckFinding) -> FsckFinding | N
     pairs = await reader.range(*dirent_span(ino), IN_ONE + 1)
     if len(pairs) > IN_ONE:
         return finding if fsck.stamp_of(counters) == finding.stamp else None
-    parsed = [_parse_entry(key, value) for key, value in pairs]
+    parsed = [parse_entry(key, value) for key, value in pairs]
     inside = sum(1 for entry in parsed if isinstance(entry, Entry) and entry.type == DIRECTORY)
     judged = fsck.judge_counts(ino, counters, len(pairs), inside)
     return next((each for each in judged if each.kind == finding.kind), None)
@@ -586,212 +575,10 @@ async def _path_of_directory(reader: Reader, ino: int) -> bytes:
         if inode is None or inode.type != DIRECTORY:
             return b""
         siblings = await reader.range(*dirent_span(inode.parent), MAX_SIBLINGS)
-        parsed = (_parse_entry(key, value) for key, value in siblings)
+        parsed = (parse_entry(key, value) for key, value in siblings)
         name = next((each.name for each in parsed if isinstance(each, Entry) and each.ino == ino), None)
         if name is None:
             return b""
         names.append(name)
         ino = inode.parent
     return b""
-
-
-# --- repairs --------------------------------------------------------------------------------
-
-
-async def repair(core: Core, txn: Transaction, req: meta.FsckRepair) -> FsckRepaired:
-    """Mends one finding, if it holds in this transaction. NotPermitted; InvalidArgument if it can't be."""
-    await _need_administrator(txn, req)
-    finding = await _still(core, txn, req.finding)
-    if finding is None:
-        return FsckRepaired(done=False, text="it isn't so any more")
-    kind = finding.kind
-    if not finding.repair:
-        raise errors.InvalidArgument(f"{kind} can't be repaired here: {finding.text}")
-    if kind in _OF_ENTRIES:
-        text = await _repair_entry(core, txn, finding)
-    elif kind in (fsck.ENTRIES, fsck.SUBDIRECTORIES):
-        sub = SUB_ENTRIES if kind == fsck.ENTRIES else SUB_LINKS
-        txn.add(inode_key(finding.ino) + sub, finding.expected - finding.found)
-        text = f"corrected to {finding.expected}"
-    elif kind == fsck.ORPHAN:
-        text = await _attach(core, txn, finding.ino)
-    elif kind == fsck.LINKS:
-        text = await _repair_links(core, txn, finding)
-    elif kind in (fsck.COUNTERS, fsck.LEFT):
-        _remove_left(txn, finding)
-        text = "removed"
-    elif kind == fsck.SESSIONLESS:
-        text = _end_again(core, txn, finding.key)
-    elif kind == fsck.UNPAIRED:
-        text = _pair(txn, finding.key)
-    elif kind in (fsck.SPACE_MISSING, fsck.SPACE_DIFFERS):
-        inode = await find_inode(txn, finding.ino)
-        assert inode is not None, finding
-        note_space(txn, finding.ino, inode)
-        text = "written into the index"
-    elif kind == fsck.SPACE_LEFT:
-        forget_space(txn, finding.ino)
-        text = "taken out of the index"
-    elif kind == fsck.ORPHAN_CHUNKS:
-        text = _collect(core, txn, finding)
-    else:
-        text = await _cut(core, txn, finding)
-    core.work.set()
-    return FsckRepaired(done=True, text=text)
-
-
-async def _repair_entry(core: Core, txn: Transaction, finding: FsckFinding) -> str:
-    parent, name, now = finding.parent, finding.name, core.now_ns()
-    entry = decode_dirent(await txn.get(finding.key) or b"")
-    inode = await find_inode(txn, entry.ino)
-    if finding.kind == fsck.DANGLING:
-        core.remove_entry(txn, parent, name, entry.type, now)
-        return f"removed the entry {fsck.show(name)} of directory {parent}"
-    if finding.kind == fsck.NO_DIRECTORY:
-        txn.clear(finding.key)
-        return "removed the entry" if inode is None else await _attach(core, txn, entry.ino, another=False)
-    assert inode is not None, finding
-    if finding.kind == fsck.PARENT:
-        await _need_one_place(txn, entry.ino, inode.parent, parent)
-        txn.set(inode_key(entry.ino), encode(replace(inode, parent=parent)))
-        return f"the directory's parent is {parent} now"
-    txn.set(finding.key, encode(replace(entry, type=inode.type)))
-    change = (inode.type == DIRECTORY) - (entry.type == DIRECTORY)
-    if change:
-        txn.add(inode_key(parent) + SUB_LINKS, change)
-    return f"the entry says {fsck.WORDS.get(inode.type, inode.type)} now"
-
-
-async def _need_one_place(txn: Transaction, ino: int, old: int, new: int) -> None:
-    """A directory becomes its entry's, unless it is where it says, too, or would be its own ancestor."""
-    pairs = await txn.range(*dirent_span(old), IN_ONE)
-    parsed = (_parse_entry(key, value) for key, value in pairs)
-    if any(isinstance(each, Entry) and each.ino == ino for each in parsed):
-        raise errors.InvalidArgument(f"directory {ino} has two names, in directories {old} and {new}")
-    seen = {ROOT_INO}
-    above = new
-    while above not in seen:
-        seen.add(above)
-        inode = await find_inode(txn, above)
-        above = ROOT_INO if inode is None else inode.parent
-    if ino in seen:
-        raise errors.InvalidArgument(f"directory {new} lies in directory {ino} itself")
-
-
-async def _attach(core: Core, txn: Transaction, ino: int, *, another: bool = True) -> str:
-    """A name in /lost+found. `another`: it has none, so it is to count one from now on."""
-    inode = await find_inode(txn, ino)
-    assert inode is not None, ino
-    folder = await _lost_found(core, txn)
-    name = str(ino).encode()
-    while await txn.get(dirent_key(folder, name)) is not None:
-        name += b"+"
-    core.add_entry(txn, folder, name, ino, inode.type, core.now_ns())
-    if inode.type == DIRECTORY:
-        flags = inode.flags & ~FLAG_REMOVED
-        txn.set(inode_key(ino), encode(replace(inode, parent=folder, flags=flags)))
-    elif another:
-        txn.set(inode_key(ino) + SUB_LINKS, counter(0))
-        if inode.type == KV_SPACE:
-            note_space(txn, ino, inode)
-    return f"attached as /lost+found/{name.decode()}"
-
-
-async def _lost_found(core: Core, txn: Transaction) -> int:
-    """The directory, made if it isn't there: only its owner, who owns /, may look into it."""
-    data = await txn.get(dirent_key(ROOT_INO, LOST_FOUND))
-    if data is not None:
-        entry = decode_dirent(data)
-        inode = await find_inode(txn, entry.ino)
-        if inode is None or inode.type != DIRECTORY:
-            raise errors.Exists("something else than a directory has that name: rename it", b"/lost+found")
-        open_op.check_alive(inode, b"/lost+found")
-        return entry.ino
-    root = await find_inode(txn, ROOT_INO)
-    if root is None:
-        raise errors.Damaged("the store has no root directory")
-    ino, now = await core.inos.take(), core.now_ns()
-    inode = Inode(
-        type=DIRECTORY, mode=0o700, uid=root.uid, gid=root.gid, btime_ns=now, ctime_ns=now, parent=ROOT_INO
-    )
-    txn.set(inode_key(ino), encode(inode))
-    core.add_entry(txn, ROOT_INO, LOST_FOUND, ino, DIRECTORY, now)
-    return ino
-
-
-async def _repair_links(core: Core, txn: Transaction, finding: FsckFinding) -> str:
-    """By the names that were counted; the stamp says that none came or went since."""
-    ino, names = finding.ino, finding.expected
-    inode = await find_inode(txn, ino)
-    assert inode is not None, finding
-    text = f"corrected to {names}"
-    if inode.type == DIRECTORY:
-        if names != 1:
-            raise errors.InvalidArgument(f"directory {ino} has {names} names")
-        txn.set(inode_key(ino), encode(replace(inode, flags=inode.flags & ~FLAG_REMOVED)))
-    else:
-        key = inode_key(ino) + SUB_LINKS
-        txn.add(key, names - 1 - signed(await txn.get(key)))
-    if await txn.get(garbage_key(ino)) is not None:
-        txn.clear(garbage_key(ino))
-        text += ", and taken out of collection"
-        if inode.type == KV_SPACE:
-            note_space(txn, ino, inode)
-    txn.max(inode_key(ino) + SUB_CTIME, core.now_ns())
-    return text
-
-
-def _remove_left(txn: Transaction, finding: FsckFinding) -> None:
-    key, ino = finding.key, finding.ino
-    if key[:1] == b"i":
-        txn.clear_range(*inode_span(ino))
-    elif key[:1] == b"u":
-        txn.clear_range(*xattrs_span(ino))
-        txn.clear(xattr_names_key(ino))
-    else:
-        txn.clear(key)
-        if key[:1] in b"wW":
-            txn.clear(_parse_held(key)[3])
-
-
-def _end_again(core: Core, txn: Transaction, key: bytes) -> str:
-    """The client's session becomes one that is over and to be settled, as if it had just ended."""
-    client = id_in_key(key) if key[:1] == b"r" else _parse_held(key)[2]
-    if key[:1] in b"wL":
-        txn.set(_parse_held(key)[3], b"")  # it is found by client
-    record = ClientSession(ttl_ms=1000, label="found by fsck", opened_ns=core.now_ns(), ended=True)
-    txn.set(ended_key(client), encode(record))
-    return f"client {client} is being settled"
-
-
-def _pair(txn: Transaction, key: bytes) -> str:
-    """The record by inode says what there is."""
-    if key[:1] in b"wL":
-        txn.set(_parse_held(key)[3], b"")
-        return "the missing record was written"
-    txn.clear(key)
-    return "the record was removed"
-
-
-def _collect(core: Core, txn: Transaction, finding: FsckFinding) -> str:
-    """Gives the space an inode again that is waiting for collection, so that the collector removes its chunks
-    on all chains of the table and shuts them for it."""
-    view = core.cluster.table(finding.table)
-    if view is None or finding.chain not in view.chains:
-        raise errors.InvalidArgument(f"chain {finding.chain} isn't of chain table {finding.table}")
-    now = core.now_ns()
-    layout = Layout(view.id, view.version, finding.ino, view.chunk_size, 0)
-    inode = Inode(type=FILE, mode=0, uid=0, gid=0, btime_ns=now, ctime_ns=now, layout=layout)
-    txn.set(inode_key(finding.ino), encode(inode))
-    txn.set(inode_key(finding.ino) + SUB_LINKS, counter(-1))
-    txn.set(garbage_key(finding.ino), encode(Garbage(type=FILE, since_ns=now, doubtful=True)))
-    return "the chunks are being collected"
-
-
-async def _cut(core: Core, txn: Transaction, finding: FsckFinding) -> str:
-    """As a truncation to the length that the file has, which finds chunks wherever they are."""
-    inode = await find_inode(txn, finding.ino)
-    assert inode is not None, finding
-    txn.max(inode_key(finding.ino) + SUB_DOUBTFUL, 1)
-    await open_op.cut(core, txn, finding.ino, inode, finding.expected)
-    return f"is being cut to {finding.expected} bytes"
