@@ -12,9 +12,16 @@ JOBS        ?= $(shell nproc)
 SOAK_SECONDS ?= 3600
 SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
 APT         := g++ cmake ninja-build pkg-config liburing-dev libisal-dev libssl-dev doctest-dev \
-               python3-venv python3-dev clang-format iproute2
+               python3-venv python3-dev clang-format iproute2 ccache
 NATIVE      := $(shell find native cmake -type f) CMakeLists.txt pyproject.toml ffs/_native/build.py
 MAKEFLAGS   += --no-print-directory
+
+# The module, the native tests and the wheel are built from the same sources with the same flags: ccache lets each
+# object be compiled once.
+export CMAKE_C_COMPILER_LAUNCHER   ?= ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+export CCACHE_BASEDIR              ?= $(CURDIR)
+export CCACHE_NOHASHDIR            ?= 1
 
 .PHONY: help build demo test lint tidy native-test python-test wheel-test soak asan tsan bench clean
 .DEFAULT_GOAL := help
@@ -27,7 +34,7 @@ help:
 
 # ---- what everything needs ------------------------------------------------------------------
 
-.stamps/apt:
+.stamps/apt: Makefile
 	@mkdir -p .stamps
 	@missing=$$(dpkg-query -W -f '$${Package} $${db:Status-Status}\n' $(APT) 2>/dev/null \
 	  | awk '$$2=="installed"{print $$1}' | sort > .stamps/have; \
@@ -79,7 +86,8 @@ tidy: .stamps/build
 	@$(PY) -m pytest tests/tidy
 
 build/test/build.ninja: CMakeLists.txt .stamps/apt
-	@cmake -G Ninja -B build/test -DFFS_TESTS=ON -DFFS_PYTHON=OFF > .stamps/cmake.log 2>&1 \
+	@cmake -G Ninja -B build/test -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=gcc -DCMAKE_CXX_COMPILER=g++ \
+	  -DFFS_TESTS=ON -DFFS_PYTHON=OFF > .stamps/cmake.log 2>&1 \
 	  || { cat .stamps/cmake.log; exit 1; }
 
 native-test: build/test/build.ninja
