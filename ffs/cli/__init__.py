@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from ffs import errors
+from ffs.cli.names import plain
 from ffs.cli.parsing import CommandParser, join_signed
 
 EXIT_FAILED = 1
@@ -144,5 +145,5 @@ def _failed(args: argparse.Namespace, error: BaseException) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"ffs {args.command}: {describe_error(error)}", file=sys.stderr)
+    print(plain(f"ffs {args.command}: {describe_error(error)}", sys.stderr), file=sys.stderr)
     return exit_status(error)

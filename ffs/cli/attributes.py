@@ -13,6 +13,7 @@ from ffs import errors
 from ffs.cli.files import is_directory, say
 from ffs.cli.location import one_address, parse_remote
 from ffs.cli.modes import parse_mode_argument, parse_owner
+from ffs.cli.names import shown
 from ffs.cli.operands import Tally, confirm, expand_places, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, connect
 from ffs.cli.text import parse_bytes
@@ -247,7 +248,8 @@ def run_readlink(args: argparse.Namespace) -> int:
     with remote_operands(args, args.paths, tally) as (client, places):
         for place in places:
             with tally.guard():
-                print(canonical(client, place.path) if args.canonicalize else client.readlink(place.path))
+                leads_to = canonical if args.canonicalize else type(client).readlink
+                print(shown(leads_to(client, place.path)))
     return tally.status
 
 

@@ -32,6 +32,7 @@ from ffs.cli.copying.sides import (
     umask_mode,
 )
 from ffs.cli.location import Location, parse_location, parse_remote
+from ffs.cli.names import plain
 from ffs.cli.operands import Tally, confirm, expand_places, literal_option
 from ffs.cli.parsing import Commands, command, print_json
 from ffs.cli.progress import Meter
@@ -190,7 +191,7 @@ class Report:
             print_json(fields)
         elif self._verbose:
             words = f"{source} -> {target}" if source is not None else f"{action} {target}"
-            self.meter.write(f"{'would: ' if self._dry_run else ''}{words}", sys.stdout)
+            self.meter.write(plain(f"{'would: ' if self._dry_run else ''}{words}"), sys.stdout)
 
     def failed(self, error: BaseException) -> None:
         """One file failed."""

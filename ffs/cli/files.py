@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ffs import errors
 from ffs.cli.location import Location, parse_remote
 from ffs.cli.modes import parse_mode_argument
+from ffs.cli.names import plain
 from ffs.cli.operands import Tally, confirm, expand_places, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, connect
 
@@ -51,9 +52,9 @@ def add_commands(commands: Commands) -> None:
 def say(args: argparse.Namespace, words: str) -> None:
     """What was done with -v, what would be with --dry-run."""
     if args.dry_run:
-        print(f"would: {words}")
+        print(plain(f"would: {words}"))
     elif args.verbose:
-        print(words)
+        print(plain(words))
 
 
 def run_mkdir(args: argparse.Namespace) -> int:

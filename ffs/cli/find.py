@@ -16,6 +16,7 @@ from ffs.cli.globs import Excludes, name_regex
 from ffs.cli.listing import as_json
 from ffs.cli.location import parse_remote
 from ffs.cli.modes import parse_owner
+from ffs.cli.names import shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, print_json
 from ffs.cli.predicates import (
@@ -153,7 +154,7 @@ def _found(args: argparse.Namespace, client: Client, path: str, info: os.stat_re
             else:
                 client.remove(path)
         elif not args.json and not args.print0:
-            print(f"would: remove {path}")
+            print(f"would: remove {shown(path)}")
             return
     if args.json:
         print_json(as_json(path, info))
@@ -162,9 +163,10 @@ def _found(args: argparse.Namespace, client: Client, path: str, info: os.stat_re
     elif args.ls:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.st_mtime))
         mode = stat.filemode(info.st_mode).replace("?", "k")
-        print(f"{mode} {info.st_nlink:3} {info.st_uid:5} {info.st_gid:5} {info.st_size:13} {when} {path}")
+        numbers = f"{info.st_nlink:3} {info.st_uid:5} {info.st_gid:5} {info.st_size:13}"
+        print(f"{mode} {numbers} {when} {shown(path)}")
     elif not args.delete:
-        print(path)
+        print(shown(path))
 
 
 # --- tree -------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def run_tree(args: argparse.Namespace) -> int:
                 if args.json:
                     print_json(_as_object(client, place.path, args, excludes, tally))
                     continue
-                print(place.path)
+                print(shown(place.path))
                 for line in _draw(client, place.path, args, excludes, counts, tally):
                     print(line)
     if not args.json:
@@ -225,10 +227,12 @@ def _draw(
         relative, name, info, prefix, last = stack.pop()
         is_directory = stat.S_ISDIR(info.st_mode)
         counts["directories" if is_directory else "files"] += 1
-        label = f"[{format_bytes(info.st_size):>10}]  {name}" if args.size and not is_directory else name
+        label = shown(name)
+        if args.size and not is_directory:
+            label = f"[{format_bytes(info.st_size):>10}]  {label}"
         if stat.S_ISLNK(info.st_mode):
             with tally.guard():
-                label += f" -> {client.readlink(os.path.join(top, relative))}"
+                label += f" -> {shown(client.readlink(os.path.join(top, relative)))}"
         yield f"{prefix}{'└── ' if last else '├── '}{label}{'/' if is_directory else ''}"
         if is_directory and (args.level is None or relative.count("/") + 1 < args.level):
             with tally.guard():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffs import errors
 from ffs.cli.location import parse_remote
+from ffs.cli.names import plain
 from ffs.cli.parsing import Commands, command, connect, print_json, seconds_argument
 from ffs.cli.text import table
 
@@ -66,7 +67,8 @@ def run_flock(args: argparse.Namespace) -> int:
         timeout = 0.0 if args.nonblock else None if args.wait is None else args.wait / 1000
         holders = lock.acquire(exclusive=not args.shared, timeout=timeout)
         if holders:
-            print(f"ffs flock: {place.path}: locked by {describe_holders(holders)}", file=sys.stderr)
+            said = f"ffs flock: {place.path}: locked by {describe_holders(holders)}"
+            print(plain(said, sys.stderr), file=sys.stderr)
             return int(args.conflict_exit_code)
         try:
             return _run(line)
@@ -95,7 +97,8 @@ def _show(args: argparse.Namespace, holders: list[LockHolder]) -> int:
     if args.json:
         print_json({"locks": rows})
     elif rows:
-        print(table(["CLIENT", "LOCK", "HOLDER"], [[str(r["client"]), r["lock"], r["label"]] for r in rows]))
+        cells = [(str(row["client"]), row["lock"], plain(row["label"])) for row in rows]
+        print(table(["CLIENT", "LOCK", "HOLDER"], cells))
     else:
         print("no locks")
     return 0

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ffs.cli.location import parse_remote
+from ffs.cli.names import plain
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import plural
 
@@ -91,14 +92,14 @@ def where(finding: FsckFinding) -> str:
 def _print(report: Report, *, whole: bool, repair: bool) -> None:
     done = {id(each.finding): each for each in report.repairs}
     for finding in report.findings:
-        print(f"{finding.kind}: {where(finding)}: {finding.text}")
+        print(plain(f"{finding.kind}: {where(finding)}: {finding.text}"))
         repaired = done.get(id(finding))
         if repaired is not None:
-            print(f"    {'repaired' if repaired.mended else 'NOT repaired'}: {repaired.text}")
+            print(plain(f"    {'repaired' if repaired.mended else 'NOT repaired'}: {repaired.text}"))
         elif repair:
             print("    NOT repaired: it can't be repaired by fsck")
         elif finding.repair:
-            print(f"    --repair would: {finding.repair}")
+            print(plain(f"    --repair would: {finding.repair}"))
     for chain, why in report.unknown.items():
         print(f"unknown: chain {chain}: its chunks couldn't be looked at: {why}")
     if report.unsettled:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ffs.cli.location import Location
+from ffs.cli.names import aligned, shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, print_json
 from ffs.cli.text import format_bytes, table
@@ -97,7 +98,7 @@ def run_ls(args: argparse.Namespace) -> int:
                 for folder in _tree(client, path, args, tally):
                     rows = sorted_rows(folder[1], args)
                     if many and not args.json:
-                        print(("\n" if said else "") + f"{folder[0]}:")
+                        print(("\n" if said else "") + f"{shown(folder[0])}:")
                     said = True
                     _show(client, rows, args, folder[0])
     return tally.status
@@ -133,6 +134,7 @@ def _show(client: Client, rows: list[tuple[str, Any]], args: argparse.Namespace,
         for name, info in rows:
             print_json(as_json(os.path.join(parent, name), info))
     elif args.long:
+        labels = aligned([name for name, _ in rows])
         cells = [
             (
                 mode_string(info.st_mode),
@@ -141,27 +143,29 @@ def _show(client: Client, rows: list[tuple[str, Any]], args: argparse.Namespace,
                 str(info.st_gid),
                 format_bytes(info.st_size) if args.human or sys.stdout.isatty() else str(info.st_size),
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.st_mtime)),
-                _with_target(client, parent, name, info),
+                label + _target(client, parent, name, info),
             )
-            for name, info in rows
+            for label, (name, info) in zip(labels, rows, strict=True)
         ]
         if cells:
             head = ("mode", "links", "uid", "gid", "size", "modified", "name")
             print(table(head, cells, right=(1, 2, 3, 4)))
     elif sys.stdout.isatty() and not args.one:
-        _columns([name + ("/" if stat.S_ISDIR(info.st_mode) else "") for name, info in rows])
+        labels = aligned([name for name, _ in rows])
+        ends = ["/" if stat.S_ISDIR(info.st_mode) else "" for _, info in rows]
+        _columns([label + end for label, end in zip(labels, ends, strict=True)])
     else:
         for name, _ in rows:
-            print(name)
+            print(shown(name))
 
 
-def _with_target(client: Client, parent: str, name: str, info: Any) -> str:
+def _target(client: Client, parent: str, name: str, info: Any) -> str:
     if not stat.S_ISLNK(info.st_mode):
-        return name
+        return ""
     try:
-        return f"{name} -> {client.readlink(os.path.join(parent, name))}"
+        return f" -> {shown(client.readlink(os.path.join(parent, name)))}"
     except FileNotFoundError:
-        return name  # it went meanwhile
+        return ""  # it went meanwhile
 
 
 def _columns(names: list[str]) -> None:
@@ -189,12 +193,12 @@ def run_stat(args: argparse.Namespace) -> int:
                     print()
                 _print_stat(place, info)
                 if target is not None:
-                    print(f"leads to  {target}")
+                    print(f"leads to  {shown(target)}")
     return tally.status
 
 
 def _print_stat(place: Location, info: Any) -> None:
-    print(f"path      {place.path}")
+    print(f"path      {shown(place.path)}")
     print(f"type      {kind_of(info.st_mode)}")
     print(f"size      {info.st_size} bytes ({format_bytes(info.st_size)})")
     print(f"mode      {stat.S_IMODE(info.st_mode):04o} ({mode_string(info.st_mode)})")

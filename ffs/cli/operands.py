@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ffs import errors
 from ffs.cli.globs import expand, has_magic, unescape
 from ffs.cli.location import Location, one_address, parse_remote
+from ffs.cli.names import plain
 from ffs.cli.parsing import connect
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Tally:
             traceback.print_exception(error)
         self.failures += 1
         sys.stdout.flush()
-        print(f"ffs {self._args.command}: {describe_error(error)}", file=sys.stderr)
+        print(plain(f"ffs {self._args.command}: {describe_error(error)}", sys.stderr), file=sys.stderr)
 
     @property
     def status(self) -> int:
@@ -105,7 +106,7 @@ def remote_operands(
 
 def confirm(question: str) -> bool:
     """Ask on stderr, read stdin: anything that begins with y is a yes, the end of input a no."""
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(plain(f"{question} [y/N] ", sys.stderr))
     sys.stderr.flush()
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):

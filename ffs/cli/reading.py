@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ffs import errors
+from ffs.cli.names import plain, shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, print_json
 from ffs.cli.text import parse_bytes
@@ -107,7 +108,7 @@ def run_head(args: argparse.Namespace) -> int:
 def _heading(args: argparse.Namespace, path: str, number: int, count: int) -> None:
     if args.verbose or (count > 1 and not args.quiet):
         # Into the buffer that the content goes through too, or the two would change places.
-        text = ("\n" if number else "") + f"==> {path} <==\n"
+        text = ("\n" if number else "") + f"==> {shown(path)} <==\n"
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
 
 
@@ -206,7 +207,7 @@ def _follow(args: argparse.Namespace, client: Client, ends: dict[str, int]) -> N
             known = inodes.setdefault(path, info.st_ino)
             if known != info.st_ino or info.st_size < ends[path]:
                 why = "was replaced" if known != info.st_ino else "was cut"
-                print(f"ffs tail: {path} {why}: from its beginning on", file=sys.stderr)
+                print(f"ffs tail: {shown(path, sys.stderr)} {why}: from its beginning on", file=sys.stderr)
                 inodes[path], ends[path] = info.st_ino, 0
             if info.st_size == ends[path]:
                 continue
@@ -235,7 +236,7 @@ def run_checksum(args: argparse.Namespace) -> int:
                     fields = {"path": place.path, "algorithm": args.algorithm}
                     print_json(fields | {"checksum": digest.hexdigest(), "bytes": size})
                 else:
-                    print(_checksum_line(digest.hexdigest(), place.path))
+                    print(plain(_checksum_line(digest.hexdigest(), place.path)))
     return tally.status
 
 

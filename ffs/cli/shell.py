@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ffs import errors
 from ffs.cli import location
 from ffs.cli.grammar import EITHER, LOCAL, MIXED, NONE, REMOTE, Grammar, offer, read_grammar
+from ffs.cli.names import shown
 from ffs.cli.parsing import Commands, command, connect, hold_clients, join_signed
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Shell:
         with line_editing(self._complete):
             while not self._ended:
                 try:
-                    line = input(f"ffs:{location.current}> ")
+                    line = input(f"ffs:{shown(location.current or '')}> ")
                 except EOFError:
                     print()
                     break
@@ -170,7 +171,7 @@ class Shell:
         return 0
 
     def _pwd(self, words: list[str]) -> int:
-        print(location.current)
+        print(shown(location.current or "/"))
         return 0
 
     def _lcd(self, words: list[str]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ffs.cli.location import one_address, parse_remote
+from ffs.cli.names import shown
 from ffs.cli.parsing import Commands, command, connect, count_argument, print_json, size_argument
 from ffs.cli.text import format_bytes, format_duration, parse_bytes, parse_duration, plural, table
 from ffs.errors import InvalidArgument
@@ -154,7 +155,7 @@ def _tell(args: argparse.Namespace, client: Client, path: str) -> None:
     if args.json:
         print_json(fields)
     else:
-        print(f"{path}: {bounds_words(attributes.kv)}")
+        print(f"{shown(path)}: {bounds_words(attributes.kv)}")
 
 
 def run_stat(args: argparse.Namespace) -> int:
@@ -240,7 +241,7 @@ def stat_lines(
         raise InvalidArgument("isn't a KV space", path)
     route = tables.get(layout.table)
     replicas = f" ({plural(route.replicas, 'replica')})" if route is not None else ""
-    yield f"path       {path}"
+    yield f"path       {shown(path)}"
     yield f"inode      {attributes.ino}"
     yield f"blocks     up to {format_bytes(kv.block_bytes)}"
     yield f"table      {route.name if route is not None else layout.table}{replicas}"
@@ -284,7 +285,7 @@ def listing_table(
             continue
         rows.append(
             (
-                path,
+                shown(path),
                 tables[layout.table].name if layout.table in tables else str(layout.table),
                 format_bytes(kv.block_bytes),
                 format_bytes(usage.bytes) if usage is not None else "-",

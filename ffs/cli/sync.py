@@ -22,6 +22,7 @@ from ffs.cli.copying.mover import COPIED, PART_BYTES, Item, Mover, is_part, part
 from ffs.cli.copying.sides import LocalSide, Meta, Side, Sides, lstat_or_none, umask_mode
 from ffs.cli.globs import Excludes
 from ffs.cli.location import Location, parse_location
+from ffs.cli.names import plain
 from ffs.cli.operands import Tally
 from ffs.cli.parsing import Commands, command
 from ffs.cli.progress import Meter
@@ -233,7 +234,8 @@ class Sync:
         if ours is None or step.action == plan.SKIP:
             where = self._at_source(path) if ours is not None else self._at_target(path)
             self._report.meter.clear()
-            print(f"ffs sync: {where} is left out: no file, directory or symlink", file=sys.stderr)
+            words = f"ffs sync: {where} is left out: no file, directory or symlink"
+            print(plain(words, sys.stderr), file=sys.stderr)
             self._count("left out")
             return
         if step.replaces and theirs is not None and not self._dry_run:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ffs import errors
 from ffs.cli.globs import escape, has_magic, path_regex, unescape
 from ffs.cli.location import one_address, parse_remote
+from ffs.cli.names import shown
 from ffs.cli.operands import Tally, confirm, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import format_bytes, parse_duration, plural, table
@@ -135,14 +136,14 @@ def run_trash(args: argparse.Namespace) -> int:
                     raise
                 origin = _origin(client, place.path)
                 if args.dry_run:
-                    print(f"would: move {origin} to the trash")
+                    print(f"would: move {shown(origin)} to the trash")
                     continue
                 folder = folder or own_folder(client)
                 name = put_away(client, folder, origin)
                 if args.json:
                     print_json({"path": origin, "name": name})
                 elif args.verbose:
-                    print(f"{origin} -> {folder}/files/{name}")
+                    print(f"{shown(origin)} -> {shown(f'{folder}/files/{name}')}")
     return tally.status
 
 
@@ -319,7 +320,7 @@ def _list(args: argparse.Namespace, patterns: list[str]) -> int:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(thing.removed_s))
             entries = f"{info.st_size} {'entry' if info.st_size == 1 else 'entries'}"
             size = entries if is_directory else format_bytes(info.st_size)
-            rows.append((when, size, thing.name, thing.origin))
+            rows.append((when, size, shown(thing.name), shown(thing.origin)))
     if rows:
         print(table(("removed", "size", "name", "was"), rows, right=(1,)))
     return tally.status
@@ -342,7 +343,8 @@ def _empty(args: argparse.Namespace, patterns: list[str]) -> int:
                 if args.json:
                     print_json({"name": thing.name, "path": thing.origin})
                 elif args.verbose or args.dry_run:
-                    print(f"{'would: ' if args.dry_run else ''}remove {thing.origin} ({thing.name})")
+                    words = f"remove {shown(thing.origin)} ({shown(thing.name)})"
+                    print(f"would: {words}" if args.dry_run else words)
     if not args.json and not args.dry_run:
         print(f"{plural(count, 'thing')} removed for good")
     return tally.status
@@ -405,7 +407,7 @@ def _bring_back(args: argparse.Namespace, client: Client, thing: Removed, target
     if args.dry_run:
         if client.lexists(target):
             raise _taken(target)
-        print(f"would: restore {target}")
+        print(f"would: restore {shown(target)}")
         return
     try:
         client.rename_exclusive(thing.file, target)
@@ -421,7 +423,7 @@ def _bring_back(args: argparse.Namespace, client: Client, thing: Removed, target
     if args.json:
         print_json({"path": target, "name": thing.name})
     elif args.verbose:
-        print(f"{thing.name} -> {target}")
+        print(f"{shown(thing.name)} -> {shown(target)}")
 
 
 def _taken(target: str) -> errors.FfsError:

@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from ffs.cli.location import one_address, parse_remote
+from ffs.cli.names import shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import format_bytes, table
@@ -72,7 +73,7 @@ def _show(args: argparse.Namespace, rows: list[tuple[str, int]]) -> None:
         if args.json:
             print_json({"path": path, "bytes": size})
         else:
-            print(f"{size if args.bytes else format_bytes(size)}\t{path}")
+            print(f"{size if args.bytes else format_bytes(size)}\t{shown(path)}")
 
 
 def _shallow(sizes: list[tuple[str, int]], top: str, depth: int | None) -> list[tuple[str, int]]:

@@ -8,6 +8,7 @@ import os
 import sys
 
 from ffs.cli.location import one_address, parse_remote
+from ffs.cli.names import shown
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.errors import InvalidArgument
 
@@ -96,17 +97,17 @@ def run_ls(args: argparse.Namespace) -> int:
     with connect(args, one_address([place], args.cluster)) as client:
         for name in client.listxattr(place.path, follow_symlinks=follow):
             if not args.long:
-                print_json({"name": name}) if args.json else print(name)
+                print_json({"name": name}) if args.json else print(shown(name))
                 continue
             value = client.getxattr(place.path, name, follow_symlinks=follow)
             if args.json:
                 print_json(_fields(name, value))
             else:
-                print(f"{name}={_shown(value)}")
+                print(f"{shown(name)}={_quoted_value(value)}")
     return 0
 
 
-def _shown(value: bytes) -> str:
+def _quoted_value(value: bytes) -> str:
     """As getfattr shows it: quoted text, or base64 after 0s."""
     try:
         text = value.decode()

@@ -67,6 +67,43 @@ def test_find(run, filled: str, client: Client) -> None:  # type: ignore[no-unty
     assert run("find", filled + "/none")[0] == 1
 
 
+def test_a_terminal_gets_names_quoted_and_a_pipe_as_they_are(run, home: str, client: Client) -> None:  # type: ignore[no-untyped-def]
+    odd = "x\x1b]0;owned\x07\ny"
+    client.mkdir(f"{home}/d")
+    client.mknod(f"{home}/d/{odd}")
+    client.symlink(odd, f"{home}/d/link")
+    assert run("ls", f"{home}/d")[1] == f"link\n{odd}\n"
+    assert run("find", f"{home}/d", "-type", "f")[1] == f"{home}/d/{odd}\n"
+    assert json.loads(run("ls", "--json", f"{home}/d")[1].splitlines()[1])["path"] == f"{home}/d/{odd}"
+
+    script = ";".join(f"ffs.cli.main({line!r})" for line in (
+        ["ls", f"{home}/d"], ["ls", "-l", f"{home}/d"], ["find", home], ["tree", home], ["du", home],
+        ["stat", f"{home}/d/link"], ["rm", f"{home}/d/{odd}/x"],
+        ["mv", "-v", f"{home}/d/{odd}", f"{home}/{odd}"],
+    ))  # fmt: skip
+    shell, terminal = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import ffs.cli; {script}"], stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    said = b""
+    while True:
+        try:
+            said += os.read(shell, 65536)
+        except OSError:  # the last of the other end is gone
+            break
+    os.close(shell)
+    assert child.wait() == 0
+    assert not set(said) & {0x1B, 0x07}
+    text = said.decode().replace("\r\n", "\n")
+    shown = "'x'$'\\033'']0;owned'$'\\a\\n''y'"
+    assert text.splitlines()[0].split() == ["link", shown]
+    assert f" link -> {shown}\n" in text
+    assert f"└── {shown}\n" in text
+    assert f"leads to  {shown}\n" in text
+    assert f"'{home}/d/x'$'\\033'']0;owned'$'\\a\\n''y'\n" in text
+
+
 def test_tree(run, filled: str) -> None:  # type: ignore[no-untyped-def]
     out = run("tree", filled)[1].splitlines()
     assert out == [
