@@ -2,8 +2,8 @@
 
 Form: msgpack by msgspec, every Struct an array (`array_like`): the fields in the order of this
 source. A message is preceded by its tag (an int, unique over all messages of ffs: 0-9 here,
-10-99 ffs.proto.meta (80-89: ffs.proto.auth), 100-199 ffs.proto.cluster); the field after the tag is
-its version `v`.
+10-99 ffs.proto.meta (80-87: ffs.proto.auth; 48-49, 88-91 and 96: ffs.proto.quota), 100-199
+ffs.proto.cluster); the field after the tag is its version `v`.
 A record begins with `v`. Fields are only ever appended, each with a default: a reader skips
 trailing fields that it doesn't know and fills in those that an older writer didn't send.
 Names and paths are bytes (no encoding is assumed). No I/O. docs/metadata.md, Messages.
@@ -35,6 +35,18 @@ class Message(Struct, array_like=True, kw_only=True, gc=False):
     """Base of all messages; subclasses give a tag."""
 
     v: int = 1
+
+
+_DEFAULT_CREDS: Final = Creds()
+
+
+class Request(Message, kw_only=True):
+    """Head of every request of the namespace (ffs.proto.meta)."""
+
+    client: int = 0
+    slot: int = 0
+    sequence: int = 0
+    creds: Creds = _DEFAULT_CREDS
 
 
 # --- connection -----------------------------------------------------------------------------

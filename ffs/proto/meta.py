@@ -19,7 +19,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from ffs.proto.common import Creds, ErrorReply, Layout, Message, OkReply
+from ffs.proto.common import ErrorReply, Layout, Message, OkReply
+from ffs.proto.common import Request as Request
+from ffs.proto.quota import NO_QUOTA
 from ffs.proto.records import KvParams
 
 MAX_SLOTS: Final = 1024
@@ -66,17 +68,6 @@ XATTR_REPLACE: Final = 2
 LOCK_FLOCK: Final = 0  # advisory, of anything: as flock(2)
 LOCK_ENTRIES: Final = 1  # of a directory: only the holder's session changes its entries
 MAX_LOCK_WAIT_MS: Final = 10_000  # of one request
-
-_DEFAULT_CREDS = Creds()
-
-
-class Request(Message, kw_only=True):
-    """Head of every request of the namespace."""
-
-    client: int = 0
-    slot: int = 0
-    sequence: int = 0
-    creds: Creds = _DEFAULT_CREDS
 
 
 class Attributes(Struct, array_like=True, gc=False):
@@ -207,6 +198,8 @@ class StatFsReply(Message, tag=26, kw_only=True):
     chunk_size: int
     table: int
     replicas: int = 1
+    quota_bytes: int = 0  # limit of the quota that counts the object; 0: none
+    quota_free_bytes: int = 0  # what that leaves, if there is one
 
 
 # --- files ----------------------------------------------------------------------------------
@@ -237,6 +230,7 @@ class Opened(Message, tag=31, kw_only=True):
     created: bool = False
     capability: bytes = b""  # common.encode_capability
     capability_expiry_ms: int = 0  # manager time
+    reserved: int = NO_QUOTA  # ffs.proto.quota: the end up to which a writer may write
 
 
 class OpenEntry(Struct, array_like=True, frozen=True, gc=False):
@@ -286,6 +280,7 @@ class LengthReply(Message, tag=36, kw_only=True):
     length: int
     epoch: int
     merged: bool = True
+    reserved: int = NO_QUOTA  # ffs.proto.quota
 
 
 class CloseEntry(Struct, array_like=True, frozen=True, gc=False):
@@ -317,6 +312,7 @@ class Append(Request, tag=39, kw_only=True):
 class AppendReply(Message, tag=40, kw_only=True):
     offset: int
     epoch: int
+    reserved: int = NO_QUOTA  # ffs.proto.quota
 
 
 class Truncate(Request, tag=41, kw_only=True):
@@ -335,6 +331,7 @@ class TruncateReply(Message, tag=42, kw_only=True):
     capability: bytes = b""  # for the new epoch, when `handle` was given
     capability_expiry_ms: int = 0
     ino: int = 0
+    reserved: int = NO_QUOTA  # ffs.proto.quota
 
 
 class CapabilityRenew(Request, tag=43, kw_only=True):

@@ -59,7 +59,7 @@ class Inode(Struct, array_like=True, gc=False, kw_only=True):
     layout: Layout | None = None
     target: bytes = b""  # symlinks
     kv: KvParams | None = None
-    quota: int = 0  # the quota directory that accounts for it; a quota directory names itself
+    quota: int = 0  # id of the quota that counts it, or, of its directory, counts what is in it
 
 
 class XattrNames(Struct, array_like=True, kw_only=True):
@@ -82,6 +82,18 @@ class KvIndexEntry(Struct, array_like=True, gc=False, kw_only=True):
     v: int = 1
     layout: Layout
     kv: KvParams
+
+
+class QuotaRecord(Struct, array_like=True, gc=False, frozen=True, kw_only=True):
+    """A quota of a directory. Key: its id, which is never given again; so an inode that names an id
+    without a record is counted by none. docs/metadata.md, Quotas."""
+
+    v: int = 1
+    ino: int  # the directory
+    limit_bytes: int = 0  # 0: none
+    limit_entries: int = 0
+    state: int  # ffs.proto.quota.COUNTING, READY
+    path: bytes = b""  # where the directory was last seen: a hint
 
 
 class ClientSession(Struct, array_like=True, gc=False, kw_only=True):

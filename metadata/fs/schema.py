@@ -9,6 +9,7 @@
     i hash2 ino8 m                   counter: mtime, ns (max; absent: the creation time)
     i hash2 ino8 n                   counter: links beyond 1 (a directory: beyond 2), signed (add)
     i hash2 ino8 q                   counter: not 0 if chunks may lie beyond the length
+    i hash2 ino8 v                   counter: bytes that the quota counts of a file
     d ino8 name                    entry of directory ino
     s client8                      client session, while it lives
     b client8                      counter: its renewals
@@ -27,6 +28,10 @@
     u ino8                         names of the inode's extended attributes
     u ino8 name                    value of one
     Qc, Qd                         counter: changes of that index; present once it is complete
+    Ql quota8                      quota of a directory
+    Qb quota8 shard1               counter: bytes that it counts (add)
+    Qe quota8 shard1               counter: entries that it counts (add)
+    Qs quota8 ino8                 directory whose content it is still to count; last name done
     K                              signing keys (metadata.auth.keyring)
     Uu name, Uc, Us client8        users, tokens, sessions under them (metadata.auth.users)
     c ...                          the cluster manager's
@@ -54,6 +59,7 @@ SUB_LENGTH: Final = b"l"
 SUB_MTIME: Final = b"m"
 SUB_LINKS: Final = b"n"
 SUB_DOUBTFUL: Final = b"q"
+SUB_CHARGED: Final = b"v"
 
 _INODE: Final = Struct(">cHQ").pack
 _ID: Final = Struct(">cQ").pack
@@ -207,6 +213,48 @@ def xattrs_span(ino: int) -> tuple[bytes, bytes]:
     return _ID(b"u", ino), _ID(b"u", ino + 1)
 
 
+QUOTAS: Final = b"Ql"
+QUOTA_WORK: Final = b"Qs"
+QUOTA_SHARDS: Final = 4  # usage of one quota: what many add to isn't one key
+
+_QUOTA: Final = Struct(">2sQ").pack
+_QUOTA_SHARD: Final = Struct(">2sQB").pack
+_QUOTA_WORK: Final = Struct(">2sQQ").pack
+_unpack_quota_work: Final = Struct(">2sQQ").unpack
+
+
+def quota_key(quota: int) -> bytes:
+    return _QUOTA(QUOTAS, quota)
+
+
+def quota_in_key(key: bytes) -> int:
+    """The quota's id in any of its keys."""
+    return int.from_bytes(key[2:10], "big")
+
+
+def quota_bytes_key(quota: int, shard: int) -> bytes:
+    return _QUOTA_SHARD(b"Qb", quota, shard)
+
+
+def quota_entries_key(quota: int, shard: int) -> bytes:
+    return _QUOTA_SHARD(b"Qe", quota, shard)
+
+
+def quota_work_key(quota: int, ino: int) -> bytes:
+    return _QUOTA_WORK(QUOTA_WORK, quota, ino)
+
+
+def quota_work_span(quota: int) -> tuple[bytes, bytes]:
+    """Directories that a quota is still to count."""
+    return _QUOTA(QUOTA_WORK, quota), _QUOTA(QUOTA_WORK, quota + 1)
+
+
+def split_quota_work(key: bytes) -> tuple[int, int]:
+    """(quota, directory) of a quota_work_key."""
+    _, quota, ino = _unpack_quota_work(key)
+    return quota, ino
+
+
 KV_INDEX: Final = b"q"
 KV_INDEX_CHANGES: Final = b"Qc"  # counter
 KV_INDEX_COMPLETE: Final = b"Qd"  # set once every KV space is in the index
@@ -232,6 +280,7 @@ decode_garbage: Final = msgspec.msgpack.Decoder(records.Garbage).decode
 decode_trim: Final = msgspec.msgpack.Decoder(records.Trim).decode
 decode_fence: Final = msgspec.msgpack.Decoder(records.FencedClient).decode
 decode_kv_index: Final = msgspec.msgpack.Decoder(records.KvIndexEntry).decode
+decode_quota: Final = msgspec.msgpack.Decoder(records.QuotaRecord).decode
 decode_xattr_names: Final = msgspec.msgpack.Decoder(records.XattrNames).decode
 decode_lock: Final = msgspec.msgpack.Decoder(records.LockRecord).decode
 decode_header: Final = msgspec.msgpack.Decoder(records.StoreHeader).decode

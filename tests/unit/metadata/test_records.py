@@ -14,7 +14,7 @@ import pytest
 
 from ffs import errors
 from ffs.layout import Layout
-from ffs.proto import common, meta, records
+from ffs.proto import common, meta, quota, records
 from ffs.proto.common import Capability, Creds, decode_capability, encode_capability
 from metadata.fs import schema
 
@@ -38,6 +38,15 @@ FINDING = meta.FsckFinding(
     path=b"/n",
     repair="correct the count",
 )
+QUOTA = quota.QuotaView(
+    quota=17410,
+    ino=17409,
+    path=b"/q",
+    limit_bytes=1 << 40,
+    used_bytes=1 << 20,
+    used_entries=7,
+    state=quota.COUNTING,
+)
 HEAD: dict[str, Any] = {"client": 2**63, "slot": 5, "sequence": 9, "creds": Creds(1000, 1001, (4, 5))}
 
 RECORDS: dict[str, msgspec.Struct] = {
@@ -60,6 +69,9 @@ RECORDS: dict[str, msgspec.Struct] = {
     "trim": records.Trim(epoch=3, length=100, old=2**30),
     "fenced-client": records.FencedClient(capability_expiry_ms=600_000),
     "xattr-names": records.XattrNames(names=[b"user.a", b"user.b"], value_bytes=70),
+    "quota": records.QuotaRecord(
+        ino=17409, limit_bytes=1 << 40, limit_entries=10**6, state=quota.READY, path=b"/q"
+    ),
     "store-header": records.StoreHeader(cluster=bytes(range(16)), created_ns=1, created_by="ffs 0.1.0"),
 }
 
@@ -94,6 +106,21 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "list-xattr": meta.ListXattr(path=b"/a", **HEAD),
     "list-xattr-reply": meta.ListXattrReply(names=[b"user.a", b"user.b"]),
     "kv-create": meta.KvCreate(path=b"/kv", params=KV, **HEAD),
+    "opened-quota": meta.Opened(ino=5, attributes=ATTRIBUTES, handle=9, reserved=1 << 20),
+    "length-quota": meta.LengthReply(length=100, epoch=2, reserved=100),
+    "append-reply": meta.AppendReply(offset=100, epoch=2, reserved=150),
+    "truncate-reply": meta.TruncateReply(length=100, epoch=2, ino=5, reserved=100),
+    "statfs-reply": meta.StatFsReply(
+        total_bytes=1 << 50, free_bytes=1 << 49, chunk_size=1 << 20, table=1, quota_bytes=1 << 40
+    ),
+    "set-quota": quota.SetQuota(path=b"/q", limit_bytes=1 << 40, limit_entries=0, **HEAD),
+    "get-quota": quota.GetQuota(path=b"/q/f", **HEAD),
+    "quota-reply": quota.QuotaReply(quota=QUOTA),
+    "quota-reply-none": quota.QuotaReply(),
+    "list-quotas": quota.ListQuotas(after=17408, limit=10, **HEAD),
+    "quota-list": quota.QuotaList(quotas=[QUOTA], more=True),
+    "reserve": quota.Reserve(ino=5, handle=9, epoch=2, end=1 << 30, **HEAD),
+    "reserved": quota.Reserved(reserved=1 << 31, epoch=2),
     "fsck-scan": meta.FsckScan(
         what=9, after=b"d", ino=5, only=bytes(8), chain=3, table=1, findings=(FINDING,), **HEAD
     ),
@@ -121,6 +148,10 @@ KEYS: dict[str, bytes] = {
     "xattr": schema.xattr_key(5, b"user.a"),
     "xattr names": schema.xattr_names_key(5),
     "ids": schema.ids_key(b"i", 3),
+    "quota": schema.quota_key(17410),
+    "quota bytes": schema.quota_bytes_key(17410, 3),
+    "quota entries": schema.quota_entries_key(17410, 0),
+    "quota work": schema.quota_work_key(17410, 17409),
 }
 
 
@@ -212,8 +243,8 @@ def test_capability_bytes() -> None:
 
 
 def test_every_message_has_its_own_tag() -> None:
-    tags = [cls.__struct_config__.tag for cls in meta.Message.__subclasses__()]
-    tags += [cls.__struct_config__.tag for cls in meta.Request.__subclasses__()]
+    tags = [cls.__struct_config__.tag for cls in common.Message.__subclasses__()]
+    tags += [cls.__struct_config__.tag for cls in common.Request.__subclasses__()]
     known = [tag for tag in tags if tag is not None]
     assert len(known) == len(set(known))
     for request, reply in meta.REPLY_OF.items():
