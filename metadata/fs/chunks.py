@@ -7,7 +7,7 @@ go out together, a bounded number at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from ffs import errors
@@ -66,18 +66,19 @@ class Chunks:
             lambda chain: self._chains.raise_space_epoch(chain, ino, epoch), self.placement(layout).chains
         )
 
-    async def remove(self, ino: int, layout: Layout, length: int | None) -> None:
-        """Removes a space for good. `length`: the file has no chunk beyond it; None: ask every chain."""
+    def chains_of(self, layout: Layout, length: int | None) -> Sequence[int]:
+        """The chains that may have chunks of a space. `length`: it has none beyond; None: who knows."""
+        if length == 0:
+            return ()
         placement = self.placement(layout)
-        chains = placement.chains
-        if length is not None:
-            chains = chains[: min(-(-length // layout.chunk_size), placement.stripe)]
+        if length is None:
+            return placement.chains
+        return placement.chains[: min(-(-length // layout.chunk_size), placement.stripe)]
 
-        async def one(chain: int) -> None:
-            await self._chains.raise_space_epoch(chain, ino, EPOCH_MAX)
-            await self._remove_from(chain, ino, bytes(16), EPOCH_MAX)
-
-        await _each(one, chains)
+    async def remove_on(self, chain: int, ino: int) -> None:
+        """Removes what one chain has of a space, for good."""
+        await self._chains.raise_space_epoch(chain, ino, EPOCH_MAX)
+        await self._remove_from(chain, ino, bytes(16), EPOCH_MAX)
 
     async def _remove_from(self, chain: int, ino: int, first: bytes, epoch: int) -> None:
         more = True

@@ -1,9 +1,9 @@
 """Removed things go, and their space comes back: what no name leads to and nobody has open.
 
 A file's write sessions are waited for; its space is then removed on the chains, for good, and its inode last,
-so that a collector that is stopped anywhere leaves a record from which another begins again. A directory's
-entries are taken out page by page, after it was marked so that nothing is made in it. docs/metadata.md,
-Collection.
+so that a collector that is stopped anywhere leaves a record from which another begins again (collect_files.py
+does it). A directory's entries are taken out page by page, after it was marked so that nothing is made in
+it. docs/metadata.md, Removal and collection.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import asyncio
 import logging
 from typing import Final
 
+import msgspec
+
 from ffs import errors
-from ffs.layout import Layout
-from ffs.proto.records import DIRECTORY, FILE, Garbage
+from ffs.proto.records import DIRECTORY, Garbage
+from metadata.fs.collect_files import AWAY, Files
 from metadata.fs.core import Core
 from metadata.fs.ops.unlink import mark_removed
 from metadata.fs.schema import (
-    SUB_DOUBTFUL,
-    SUB_LENGTH,
     decode_dirent,
     decode_garbage,
     dirent_span,
@@ -27,18 +27,15 @@ from metadata.fs.schema import (
     find_inode,
     garbage_key,
     id_in_key,
-    inode_key,
-    trim_key,
-    unsigned,
-    writers_span,
 )
 from metadata.fs.trim import finish
 from metadata.kv.contract import Snapshot, Transaction
 
 _log = logging.getLogger(__name__)
 
-PAGE: Final = 200
-PARALLEL: Final = 16
+PAGE: Final = 1000  # records looked at together
+ENTRIES: Final = 256  # of a directory, taken out in one transaction: some 30 KB, a few ms of the event loop
+PARALLEL: Final = 16  # directories at once
 
 
 class Collector:
@@ -66,6 +63,7 @@ class Collector:
     async def step(self) -> int:
         """One pass over all that waits: how many inodes were collected or directories emptied. What can't be
         done now (a writer, a chain that is away) stays for a later pass."""
+        files = Files(self._core)
         done = 0
         after = b"g"
         while True:
@@ -75,77 +73,44 @@ class Collector:
                 return await snap.range(start, b"h", PAGE)
 
             pairs = await self._core.store.read(page)
-            done += await self._collect_page(pairs)
+            done += await self._collect_page(files, pairs)
             if len(pairs) < PAGE:
                 break
             after = pairs[-1][0] + b"\0"
         await self._finish_trims()
         return done
 
-    async def _collect_page(self, pairs: list[tuple[bytes, bytes]]) -> int:
+    async def _collect_page(self, files: Files, pairs: list[tuple[bytes, bytes]]) -> int:
+        directories: list[int] = []
+        others: list[int] = []
+        for key, value in pairs:
+            ino = id_in_key(key)
+            try:
+                (directories if decode_garbage(value).type == DIRECTORY else others).append(ino)
+            except msgspec.MsgspecError as error:
+                _log.warning("inode %d can't be collected: its record can't be read: %s", ino, error)
+        done = await files.collect(others) + await self._directories(directories)
+        self.collected += done
+        return done
+
+    async def _directories(self, inos: list[int]) -> int:
         """Several at a time, so that their transactions share commits. All have ended on return."""
         limit = asyncio.Semaphore(PARALLEL)
 
-        async def one(ino: int, garbage: Garbage) -> int:
+        async def one(ino: int) -> int:
             async with limit:
-                return await self._collect(ino, garbage)
+                try:
+                    await self._directory(ino)
+                except (msgspec.MsgspecError, errors.DeadlineExceeded) as error:
+                    _log.warning("directory %d can't be collected yet: %s", ino, error)
+                    return 0
+                return 1
 
-        work = (one(id_in_key(key), decode_garbage(value)) for key, value in pairs)
-        results = await asyncio.gather(*work, return_exceptions=True)
+        results = await asyncio.gather(*map(one, inos), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return sum(result for result in results if isinstance(result, int))
-
-    async def _collect(self, ino: int, garbage: Garbage) -> int:
-        try:
-            if garbage.type == DIRECTORY:
-                await self._directory(ino)
-                done = 1
-            else:
-                done = await self._space(ino)
-        except (errors.ChainUnavailable, errors.Unreachable, errors.DeadlineExceeded) as error:
-            _log.warning("inode %d can't be collected yet: %s", ino, error)
-            return 0
-        self.collected += done
-        return done
-
-    async def _space(self, ino: int) -> int:
-        """A file or KV space: 1 if it's gone now."""
-
-        async def look(snap: Snapshot) -> tuple[bool, Layout | None, int | None]:
-            """(is it still written, layout, the length beyond which nothing can be)."""
-            writers = await snap.range(*writers_span(ino), 1)
-            inode = await find_inode(snap, ino)
-            data = await snap.get(garbage_key(ino))
-            if inode is None or data is None:
-                return bool(writers), None, None
-            key = inode_key(ino)
-            doubtful = (
-                decode_garbage(data).doubtful
-                or await snap.get(key + SUB_DOUBTFUL) is not None
-                or await snap.get(trim_key(ino)) is not None
-            )
-            exact = inode.type == FILE and not doubtful
-            return bool(writers), inode.layout, unsigned(await snap.get(key + SUB_LENGTH)) if exact else None
-
-        async def forget(txn: Transaction) -> int:
-            """Nobody can have opened it since: that takes a name or a write session."""
-            if await txn.range(*writers_span(ino), 1) or await txn.get(garbage_key(ino)) is None:
-                return 0
-            inode = await find_inode(txn, ino)
-            if inode is not None:
-                self._core.erase_inode(txn, ino, inode)
-            txn.clear(trim_key(ino))
-            txn.clear(garbage_key(ino))
-            return 1
-
-        busy, layout, length = await self._core.store.read(look)
-        if busy:
-            return 0
-        if layout is not None:
-            await self._core.chunks.remove(ino, layout, length)
-        return await self._core.store.run(forget)
 
     async def _directory(self, ino: int) -> None:
         core = self._core
@@ -157,7 +122,7 @@ class Collector:
                 txn.clear(garbage_key(ino))
                 return True
             mark_removed(txn, ino, inode)
-            pairs = await txn.range(*dirent_span(ino), PAGE)
+            pairs = await txn.range(*dirent_span(ino), ENTRIES)
             now = core.now_ns()
             for key, value in pairs:
                 dirent = decode_dirent(value)
@@ -167,7 +132,7 @@ class Collector:
                 elif child is not None:
                     await core.drop_link(txn, dirent.ino, child, now)
                 txn.clear(key)
-            if len(pairs) == PAGE:
+            if len(pairs) == ENTRIES:
                 return False
             core.erase_inode(txn, ino, inode)
             txn.clear(garbage_key(ino))
@@ -185,5 +150,5 @@ class Collector:
         for ino in await self._core.store.read(page):
             try:
                 await finish(self._core, ino)
-            except (errors.ChainUnavailable, errors.Unreachable, errors.DeadlineExceeded) as error:
+            except AWAY as error:
                 _log.warning("inode %d can't be cut yet: %s", ino, error)

@@ -5,17 +5,34 @@ unknown though the commit took effect, the same though it didn't, a transaction 
 after. A script may name single commits instead, and let the process end there (`Died`). And before an
 attempt it may run the body once on a transaction that is thrown away, since a body that keeps something
 outside its transaction would show it.
+
+It holds the limits of the contract too, which an engine may be lax about: no transaction and no snapshot is
+older than 5 s when it ends, none writes more than 8 MiB. Beyond them it fails as FoundationDB would, and
+`largest` tells how near the work came.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from metadata.kv.contract import Conflict, Pairs, Snapshot, Store, TooOld, Transaction, UnknownResult
+from metadata.kv.contract import (
+    MAX_AGE_S,
+    MAX_WRITE_BYTES,
+    STAMP_BYTES,
+    Conflict,
+    Pairs,
+    Snapshot,
+    Store,
+    TooMuch,
+    TooOld,
+    Transaction,
+    UnknownResult,
+)
 
 T = TypeVar("T")
 
@@ -40,6 +57,13 @@ class _FaultyTransaction(Transaction):
     def __init__(self, inner: Transaction, store: FaultyStore) -> None:
         self._inner = inner
         self._store = store
+        self._born = time.monotonic()
+        self._written = 0  # bytes of keys and values
+
+    def _count(self, size: int) -> None:
+        self._written += size
+        if self._written > MAX_WRITE_BYTES:
+            raise TooMuch(f"a transaction writes at most {MAX_WRITE_BYTES} bytes: page the work")
 
     async def get(self, key: bytes) -> bytes | None:
         return await self._inner.get(key)
@@ -51,21 +75,27 @@ class _FaultyTransaction(Transaction):
         return await self._inner.peek(key)
 
     def set(self, key: bytes, value: bytes) -> None:
+        self._count(len(key) + len(value))
         self._inner.set(key, value)
 
     def clear(self, key: bytes) -> None:
+        self._count(len(key))
         self._inner.clear(key)
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
+        self._count(len(begin) + len(end))
         self._inner.clear_range(begin, end)
 
     def add(self, key: bytes, delta: int) -> None:
+        self._count(len(key) + 8)
         self._inner.add(key, delta)
 
     def max(self, key: bytes, value: int) -> None:
+        self._count(len(key) + 8)
         self._inner.max(key, value)
 
     def set_stamped(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        self._count(len(prefix) + STAMP_BYTES + len(suffix) + len(value))
         self._inner.set_stamped(prefix, suffix, value)
 
     async def commit(self) -> None:
@@ -85,6 +115,7 @@ class _FaultyTransaction(Transaction):
             if draw < rate:
                 await self._fail(name)
             draw -= rate
+        self._store.note(self._born, self._written)
         await self._inner.commit()
         await self._store.delay()
 
@@ -119,9 +150,17 @@ class FaultyStore(Store):
         self.injected: dict[str, int] = {}
         self.commits = 0
         self.script: dict[int, str] = {}  # number of a commit, from 0 -> how it fails, once
+        self.largest = (0.0, 0)  # age in seconds of the oldest transaction or snapshot, bytes of the largest
 
     def begin(self, urgent: bool = False) -> Transaction:
         return _FaultyTransaction(self._inner.begin(urgent), self)
+
+    def note(self, born: float, written: int = 0) -> None:
+        """Something ends that began at `born` (monotonic). TooOld."""
+        age = time.monotonic() - born
+        self.largest = (max(self.largest[0], age), max(self.largest[1], written))
+        if age > MAX_AGE_S:
+            raise TooOld(f"a transaction lasts at most {MAX_AGE_S:g} s")
 
     async def delay(self) -> None:
         if self.rates.latency_s:
@@ -152,7 +191,10 @@ class FaultyStore(Store):
         if self.rng.random() < self.rates.twice:
             await self._inner.read(body)
         await self.delay()
-        return await self._inner.read(body)
+        born = time.monotonic()
+        result = await self._inner.read(body)
+        self.note(born)
+        return result
 
     async def close(self) -> None:
         await self._inner.close()

@@ -48,10 +48,12 @@ class FakeChains:
         self.epochs: dict[tuple[int, int], int] = {}  # (chain, space) -> least epoch
         self.away: set[int] = set()
         self.calls = 0
+        self.refused = 0  # calls of chains that are away
 
     def _check(self, chain: int, space: int, epoch: int | None = None) -> dict[tuple[int, bytes], int]:
         self.calls += 1
         if chain in self.away:
+            self.refused += 1
             raise errors.ChainUnavailable(f"chain {chain} is away")
         if epoch is not None and epoch < self.epochs.get((chain, space), 0):
             raise errors.StaleEpoch(f"space {space}: {epoch} is old")
