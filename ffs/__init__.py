@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ffs._native.iov import Iov
+    from ffs.client.aio_ior import AsyncIor
     from ffs.client.client import Client, connect
     from ffs.client.file import File
     from ffs.client.ior import Ior
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
+    "AsyncIor",
     "ChainUnavailable",
     "ChecksumMismatch",
     "Client",
@@ -69,6 +71,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncIor": "ffs.client.aio_ior",
     "Client": "ffs.client.client",
     "File": "ffs.client.file",
     "Ior": "ffs.client.ior",

@@ -273,6 +273,11 @@ class Ior:
         for number in live:
             self._ring.cancel(number)
 
+    def cancel_range(self, first: int, stop: int) -> None:
+        """As `cancel`, for every request whose userdata is in [first, stop), if there are any."""
+        for number in self._table.find_range(first, stop):
+            self._ring.cancel(number)
+
     def fileno(self) -> int:
         """For poll loops: readable when wait(0) would make progress. The ring's own; don't close it."""
         return self._ring.fileno()

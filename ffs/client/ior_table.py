@@ -89,6 +89,11 @@ class Table:
         found = np.flatnonzero(self._live & (self._userdata == np.uint64(userdata)))
         return [int(number) for number in found]
 
+    def find_range(self, first: int, stop: int) -> list[int]:
+        """The numbers of the requests in flight whose userdata is in [first, stop)."""
+        inside = (self._userdata >= np.uint64(first)) & (self._userdata < np.uint64(stop))
+        return [int(number) for number in np.flatnonzero(self._live & inside)]
+
     def clear(self) -> None:
         """Lets go of files and Iovs."""
         self._live[:] = False
