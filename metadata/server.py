@@ -14,8 +14,9 @@ from ffs.proto import meta
 from ffs.proto.cluster import GetCluster, GetRouting, GetSpaces, GetStatus, Ping
 from ffs.proto.common import Message, encode_capability
 from ffs.rpc.address import format_address
-from ffs.rpc.handshake import Peer, read_secret
+from ffs.rpc.handshake import Peer
 from ffs.rpc.ready import announce_ready
+from ffs.rpc.secret_file import read_secret
 from ffs.rpc.server import Server
 from metadata.auth.keys import Signer
 from metadata.auth.users import Users, end_sessions_of_gone_tokens
@@ -93,7 +94,7 @@ class MetaService:
 
 async def serve(config: MetaConfig, stop: asyncio.Event) -> None:
     """Runs until `stop`. Raises FfsError when it can't start."""
-    secret = read_secret(config.secret_file) if config.secret_file else None
+    secret = read_secret(config.secret_file, refuse_exposed=True) if config.secret_file else None
     store = open_store(config.store)
     try:
         await _serve_store(config, store, secret, stop)

@@ -24,8 +24,9 @@ from ffs.proto import cluster as proto
 from ffs.proto.auth import peer_key
 from ffs.rpc.address import format_address
 from ffs.rpc.caller import Caller
-from ffs.rpc.handshake import AskerHandshake, read_secret
+from ffs.rpc.handshake import AskerHandshake
 from ffs.rpc.ready import announce_ready
+from ffs.rpc.secret_file import read_secret
 from ffs.rpc.server import Server
 from storage_server.collector import Collector
 from storage_server.config import StorageConfig, parse_config
@@ -43,7 +44,7 @@ NATIVE_LOG_LEVELS: Final = {"error": 0, "warning": 1, "info": 2, "debug": 3}  # 
 
 async def run(config: StorageConfig, stop: asyncio.Event) -> None:
     """Serves until `stop`. Raises FfsError when it can't start, or may not go on."""
-    secret = read_secret(config.secret_file) if config.secret_file else None
+    secret = read_secret(config.secret_file, refuse_exposed=True) if config.secret_file else None
     host = _numeric_host(config)
     caller, poller = (
         Caller(

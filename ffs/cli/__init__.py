@@ -11,11 +11,14 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 from ffs import errors
 from ffs.cli.names import plain
 from ffs.cli.parsing import CommandParser, join_signed
+from ffs.rpc.secret_file import ExposedSecretWarning
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -117,7 +120,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
-    return run_parsed(args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", ExposedSecretWarning)
+        warnings.showwarning = _show_warning
+        return run_parsed(args)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one line, without the place in our code that it comes from."""
+    words = " ".join(str(message).split())
+    print(plain(f"ffs: warning: {words}", sys.stderr), file=file or sys.stderr)
 
 
 def run_parsed(args: argparse.Namespace) -> int:

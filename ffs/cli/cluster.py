@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ffs.cli.devcluster.handle import launch, take_down
+from ffs.cli.devcluster.secret import choose_secret
 from ffs.cli.devcluster.state import DEFAULT_FAILURE_TIMEOUT_MS, Directory, Shape
 from ffs.cli.devcluster.supervisor import READY_TIMEOUT_S, Supervisor
 from ffs.cli.parsing import (
@@ -32,6 +33,7 @@ from ffs.cli.parsing import (
 from ffs.cli.text import format_bytes, format_seconds, plural, table
 from ffs.errors import FfsError, InvalidArgument, from_os_error
 from ffs.proto.cluster import NodeStatus, StatusReply, TargetState
+from ffs.rpc.secret_file import SECRET_VARIABLE
 
 DEFAULT_DIR = "ffs-cluster"
 DEFAULT_DEVICE = "4GiB"
@@ -69,6 +71,11 @@ def add_commands(commands: Commands) -> None:
         "--metas", type=count_argument, help="metadata services, over one store on this machine (default: 1)"
     )
     up.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="the cluster secret: who connects must prove it (default: FFS_CLUSTER_SECRET_FILE, or none)",
+    )
+    up.add_argument(
         "--timeout",
         type=seconds_argument,
         default=int(READY_TIMEOUT_S * 1000),
@@ -104,7 +111,14 @@ def _shape(args: argparse.Namespace) -> Shape:
         replicas = args.replicas or min(3, nodes)
         device_bytes = args.device_size or size_argument(DEFAULT_DEVICE)
         return Shape(
-            nodes, replicas, device_bytes, args.domains or 0, timeout_ms, bool(args.roles), args.metas or 1
+            nodes,
+            replicas,
+            device_bytes,
+            args.domains or 0,
+            timeout_ms,
+            bool(args.roles),
+            args.metas or 1,
+            choose_secret(args.secret_file, ""),
         )
     for option, asked, made in (
         ("--nodes", args.nodes, known.shape.nodes),
@@ -124,6 +138,7 @@ def _shape(args: argparse.Namespace) -> Shape:
         known.shape,
         failure_timeout_ms=args.failure_timeout or known.shape.failure_timeout_ms,
         metas=args.metas or known.shape.metas,
+        secret_file=choose_secret(args.secret_file, known.shape.secret_file),
     )
 
 
@@ -138,6 +153,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         failure_timeout_s=shape.failure_timeout_ms / 1000,
         roles=shape.roles,
         metas=shape.metas,
+        secret_file=shape.secret_file,
         timeout_s=args.timeout / 1000,
         until_eof=False,
         say=live.show,
@@ -148,7 +164,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         print_json({"address": address, "dir": where})
     else:
         print(f"cluster up at {address}\n  export FFS_CLUSTER={address}\n  stop: ffs down --dir {where}")
-        print(f"  {UNSIGNED}")
+        print(f"  {_authentication(shape)}")
     return 0
 
 
@@ -212,7 +228,7 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
         else:
             print(f"cluster up at {supervisor.address} in {directory.path}")
             print(f"  in another terminal: export FFS_CLUSTER={supervisor.address}")
-            print(f"  {UNSIGNED}")
+            print(f"  {_authentication(shape)}")
             print("  Ctrl-C stops it; the data stays", flush=True)
         if supervisor.unserved:
             print(f"ffs up: {supervisor.unserved}", file=sys.stderr)
@@ -231,6 +247,10 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
     live.clear()
     print("cluster stopped; its data stays in " + str(directory.path), file=sys.stderr)
     return 0
+
+
+def _authentication(shape: Shape) -> str:
+    return f"export {SECRET_VARIABLE}={shape.secret_file}" if shape.secret_file else UNSIGNED
 
 
 def _live_status(supervisor: Supervisor, up_s: float) -> str:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ffs.cli.devcluster.handle import DevCluster
+from ffs.cli.devcluster.secret import no_credentials
 from ffs.cli.parsing import Commands, command
 from ffs.cli.text import format_bytes, table
 from ffs.errors import FfsError, NotFound
@@ -220,7 +221,7 @@ def run(model: Path, directory: str | None) -> int:
     """The whole demo; how many tensors were identical."""
     from ffs.client.client import connect
 
-    with _scratch(directory) as scratch:
+    with no_credentials(), _scratch(directory) as scratch:
         floor = measure_floor(scratch)
         cluster = DevCluster(scratch / "cluster", nodes=3, replicas=REPLICAS, device_bytes=2 << 30)
         try:

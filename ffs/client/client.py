@@ -25,6 +25,7 @@ from ffs.client.xattr import XattrCalls
 from ffs.proto.auth import parse_token
 from ffs.proto.cluster import GetStatus, StatusReply
 from ffs.rpc.handshake import Credential
+from ffs.rpc.secret_file import environment_credential, read_secret
 
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
@@ -256,12 +257,10 @@ def _options(
             raise errors.InvalidArgument(f"{name} {value}: give {least:g} to {most:g} seconds")
     proved: Credential | None
     if secret is None:
-        proved = _environment_secret()
+        proved = environment_credential()
     elif isinstance(secret, bytes):
         proved = secret
     else:
-        from ffs.rpc.handshake import read_secret
-
         proved = read_secret(os.fspath(secret))
     return ClientOptions(
         transport=transport,
@@ -287,19 +286,6 @@ def _with_data_options(
     )
 
 
-def _environment_secret() -> Credential | None:
-    token_file = os.environ.get("FFS_TOKEN_FILE")
-    if token_file:
-        with open(token_file, encoding="ascii") as file:
-            return parse_token(file.read())
-    path = os.environ.get("FFS_CLUSTER_SECRET_FILE")
-    if not path:
-        return None
-    from ffs.rpc.handshake import read_secret
-
-    return read_secret(path)
-
-
 # --- the clients of this process ----------------------------------------------------------------
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -309,7 +295,7 @@ _shared_lock = threading.Lock()
 
 def default_client() -> Client:
     """The client of FFS_CLUSTER that this process shares: what `ffs.open` uses. Blocking at first."""
-    client = _client_for(resolve_address(None), ClientOptions(secret=_environment_secret()))
+    client = _client_for(resolve_address(None), ClientOptions(secret=environment_credential()))
     client.core  # noqa: B018 - connects
     return client
 

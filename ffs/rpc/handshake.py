@@ -32,6 +32,11 @@ from ffs.rpc.codec import encode_message
 NONCE_BYTES: Final = 32
 MIN_SECRET_BYTES: Final = 16
 Credential = bytes | Token  # the cluster secret, or a user's token
+_WANTS: Final = (
+    "the cluster wants its secret or a token: name the file in FFS_CLUSTER_SECRET_FILE or FFS_TOKEN_FILE"
+    " (servers: --cluster-secret-file)"
+)
+_WITHOUT: Final = "ask without one (FFS_CLUSTER_SECRET_FILE, FFS_TOKEN_FILE), or start it with a secret"
 ROLES: Final = frozenset({"client", "meta", "storage", "admin"})
 
 
@@ -55,17 +60,6 @@ class Grant:
 
     user: str
     verifier: Verifier
-
-
-def read_secret(path: str) -> bytes:
-    """The cluster secret in a file (surrounding white space doesn't count). Blocking.
-
-    Raises OSError as open does, Unauthenticated if it is too short."""
-    with open(path, "rb") as file:
-        secret = file.read().strip()
-    if len(secret) < MIN_SECRET_BYTES:
-        raise Unauthenticated(f"the cluster secret must have at least {MIN_SECRET_BYTES} bytes", path)
-    return secret
 
 
 def _proof(secret: bytes, side: bytes, hello: bytes, nonce: bytes, cluster: bytes, protocol: int) -> bytes:
@@ -142,10 +136,10 @@ class AskerHandshake:
             )
         if self._secret is None:
             if reply.nonce:
-                raise Unauthenticated("the cluster wants its secret: give the cluster secret file")
+                raise Unauthenticated(_WANTS)
             return
         if not reply.nonce:
-            raise Unauthenticated("the server doesn't prove the cluster secret: it runs without one")
+            raise Unauthenticated(f"the server doesn't prove the cluster secret: it has none: {_WITHOUT}")
         said = (self.hello, reply.nonce, reply.cluster, reply.protocol)
         if isinstance(self._secret, Token):
             if len(reply.salt) != SALT_BYTES:
@@ -240,12 +234,12 @@ class ServerHandshake:
         if self._secret is None:
             if hello.nonce:
                 raise Unauthenticated(
-                    "this server runs without a cluster secret, and the asker wants one proved"
+                    f"this server runs without a cluster secret, and the asker wants one proved: {_WITHOUT}"
                 )
             self.peer = peer
             return reply
         if len(hello.nonce) != NONCE_BYTES:
-            raise Unauthenticated("the cluster wants its secret: give the cluster secret file")
+            raise Unauthenticated(_WANTS)
         reply.nonce = os.urandom(NONCE_BYTES)
         said = (body, reply.nonce, self._cluster, protocol)
         reply.proof = _proof(self._secret, b"server", *said)

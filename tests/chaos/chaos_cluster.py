@@ -144,6 +144,7 @@ class Cluster:
         self.nodes = [f"node{at}" for at in range(nodes)]
         secret = root / "secret"
         secret.write_text("chaos is a fair teacher\n")
+        secret.chmod(0o600)
         self._secret = secret.read_bytes().strip()
         secret_option = f"--cluster-secret-file={secret}"
         self.secret_file = secret

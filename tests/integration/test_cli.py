@@ -316,6 +316,42 @@ def test_data_survives_down_and_up(tmp_path: Path) -> None:
         assert outside("down", "--dir", str(where)).returncode == 0
 
 
+def test_up_with_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, secret = tmp_path / "c", tmp_path / "secret"
+    options = ["--detach", "--dir", str(where), "--nodes", "1", "--device-size", "1GiB"]
+    monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(secret))
+    none = outside("up", *options)
+    assert none.returncode == 1
+    assert "that FFS_CLUSTER_SECRET_FILE names isn't there: make one with (umask 077; head" in none.stderr
+    assert not where.exists()
+    secret.write_bytes(os.urandom(32).hex().encode())
+    secret.chmod(0o644)
+    exposed = outside("up", *options)
+    assert exposed.returncode == 1
+    assert f"chmod 600 {secret}" in exposed.stderr
+    secret.chmod(0o600)
+    up = outside("up", *options)
+    assert up.returncode == 0, up.stderr
+    try:
+        assert f"export FFS_CLUSTER_SECRET_FILE={secret}" in up.stdout
+        assert "authentication is OFF" not in up.stdout
+        monkeypatch.setenv("FFS_CLUSTER", up.stdout.split()[3])
+        assert outside("mkdir", "/d").returncode == 0
+        monkeypatch.delenv("FFS_CLUSTER_SECRET_FILE")
+        refused = outside("ls")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "name the file in FFS_CLUSTER_SECRET_FILE" in refused.stderr
+        assert outside("down", "--dir", str(where)).returncode == 0
+        again = outside("up", "--detach", "--dir", str(where))  # with the secret of before
+        assert again.returncode == 0, again.stderr
+        assert outside("ls").returncode == 1
+        monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(secret))
+        monkeypatch.setenv("FFS_CLUSTER", again.stdout.split()[3])
+        assert outside("ls").stdout == "d\n"
+    finally:
+        outside("down", "--dir", str(where))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_foreground_stops_cleanly(tmp_path: Path, number: int) -> None:
     where = tmp_path / "cluster"

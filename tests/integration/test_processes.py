@@ -211,6 +211,7 @@ def test_storage_goes_on_without_metadata(cluster: Cluster) -> None:
 def test_secret_cluster(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"correct horse battery staple\n")
+    secret.chmod(0o600)
     made = Cluster(tmp_path, secret)
     try:
         form(made, 1)
@@ -218,10 +219,21 @@ def test_secret_cluster(tmp_path: Path) -> None:
             pool.call(proto.GetStatus())
         wrong = tmp_path / "wrong"
         wrong.write_bytes(b"incorrect horse battery staple\n")
+        wrong.chmod(0o600)
         made._secret = [f"--cluster-secret-file={wrong}"]
         assert "cluster secret" in made.start_node(5).refused()
         made._secret = []
-        assert "give the cluster secret file" in made.start_node(6).refused()
+        assert "--cluster-secret-file" in made.start_node(6).refused()
+        secret.chmod(0o640)
+        made._secret = [f"--cluster-secret-file={secret}"]
+        assert f"chmod 600 {secret}" in made.start_node(7).refused()
+        refused = Process(
+            "metadata.server",
+            [f"--store=lmdb://{tmp_path}/no", "--listen=127.0.0.1:0", *made._secret],
+            tmp_path / "no.ready",
+            tmp_path / "no.log",
+        )
+        assert f"chmod 600 {secret}" in refused.refused()
     finally:
         made.end()
 

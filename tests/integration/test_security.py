@@ -48,6 +48,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     root = tmp_path_factory.mktemp("secure")
     secret = root / "secret"
     secret.write_bytes(SECRET + b"\n")
+    secret.chmod(0o600)
     made = Cluster(root, secret)
     try:
         form(made, 2)

@@ -151,6 +151,7 @@ def test_another_cluster_is_refused() -> None:
 def test_a_secret_that_is_missing_or_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     secret = b"s" * 32
     (tmp_path / "secret").write_bytes(secret + b"\n")
+    (tmp_path / "secret").chmod(0o600)
     with serving(namespace, secret=secret) as (address, _):
         with pytest.raises(errors.Unauthenticated):
             ffs.connect(address)

@@ -355,7 +355,7 @@ def test_secret_is_wanted_and_given() -> None:
     try:
         with Pool([server.address], secret=SECRET) as pool:
             assert pool.call(Ping()) == Ping()
-        with Pool([server.address]) as pool, pytest.raises(Unauthenticated, match="secret file"):
+        with Pool([server.address]) as pool, pytest.raises(Unauthenticated, match="wants its secret"):
             pool.call(Ping())
         with Pool([server.address], secret=b"x" * 32) as pool, pytest.raises(Unauthenticated):
             pool.call(Ping())

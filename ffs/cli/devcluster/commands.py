@@ -10,7 +10,9 @@ from pathlib import Path
 from ffs.errors import ProtocolError
 
 
-def metadata(store: str, listen: str, ready: Path, failure_timeout_ms: int) -> list[str]:
+def metadata(
+    store: str, listen: str, ready: Path, failure_timeout_ms: int, secret_file: str = ""
+) -> list[str]:
     """`store`: a URL of metadata.kv.open_store."""
     return [
         *_module("metadata.server"),
@@ -19,6 +21,7 @@ def metadata(store: str, listen: str, ready: Path, failure_timeout_ms: int) -> l
         f"--ready-file={ready}",
         f"--failure-timeout-ms={failure_timeout_ms}",
         f"--lease-ms={min(3000, max(1000, failure_timeout_ms))}",
+        *_secret(secret_file),
     ]
 
 
@@ -36,6 +39,7 @@ def storage(
     domain: str = "",
     *,
     roles: bool = False,
+    secret_file: str = "",
 ) -> list[str]:
     labelled = [f"--domain={domain}"] if domain else []
     places = [
@@ -54,7 +58,12 @@ def storage(
         "--pool-size=256M",
         "--start-timeout-s=50",
         *labelled,
+        *_secret(secret_file),
     ]
+
+
+def _secret(path: str) -> list[str]:
+    return [f"--cluster-secret-file={path}"] if path else []
 
 
 def _module(name: str) -> list[str]:

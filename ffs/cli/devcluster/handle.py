@@ -34,6 +34,7 @@ def launch(
     failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
     roles: bool = False,
     metas: int = 1,
+    secret_file: str = "",
     timeout_s: float | None = None,
     until_eof: bool,
     say: Callable[[str], None] = lambda line: None,
@@ -58,6 +59,8 @@ def launch(
         command.append("--roles")
     if metas != 1:
         command.append(f"--metas={metas}")
+    if secret_file:
+        command.append(f"--secret-file={secret_file}")
     if timeout_s is not None:
         command.append(f"--timeout={timeout_s}")
     if until_eof:
@@ -104,9 +107,12 @@ class DevCluster:
         failure_timeout_s: float = DEFAULT_FAILURE_TIMEOUT_MS / 1000,
         roles: bool = False,
         metas: int = 1,
+        secret_file: str = "",
     ) -> None:
         self.directory = Directory(directory)
-        self._shape = Shape(nodes, replicas, device_bytes, domains, roles=roles, metas=metas)
+        self._shape = Shape(
+            nodes, replicas, device_bytes, domains, roles=roles, metas=metas, secret_file=secret_file
+        )
         self._failure_timeout_s = failure_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
@@ -122,6 +128,7 @@ class DevCluster:
             failure_timeout_s=self._failure_timeout_s,
             roles=self._shape.roles,
             metas=self._shape.metas,
+            secret_file=self._shape.secret_file,
             until_eof=True,
             say=say,
         )

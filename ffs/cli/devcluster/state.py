@@ -29,7 +29,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 class Shape(msgspec.Struct, frozen=True):
     """What `ffs up` was asked for when the directory was made. `nodes` grows with `ffs dev add`; the
-    failure timeout may be given anew at each `up`."""
+    failure timeout, the number of metadata services and the secret may be given anew at each `up`."""
 
     nodes: int
     replicas: int
@@ -38,6 +38,7 @@ class Shape(msgspec.Struct, frozen=True):
     failure_timeout_ms: int = DEFAULT_FAILURE_TIMEOUT_MS
     roles: bool = False  # each server has a device of role kv and one of role bulk, of device_bytes each
     metas: int = 1  # metadata services, over one store
+    secret_file: str = ""  # absolute path of the cluster secret; "": none
 
 
 class ClusterFile(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ from ffs.proto.cluster import (
     CreateTableReply,
     StatusReply,
 )
+from ffs.rpc.secret_file import read_secret
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -171,7 +172,10 @@ class Supervisor:
             if known.format > FORMAT:
                 raise InvalidArgument("was made by a newer ffs: update this one", str(directory.path))
             self._shape = msgspec.structs.replace(
-                known.shape, failure_timeout_ms=self._shape.failure_timeout_ms, metas=self._shape.metas
+                known.shape,
+                failure_timeout_ms=self._shape.failure_timeout_ms,
+                metas=self._shape.metas,
+                secret_file=self._shape.secret_file,
             )
         directory.log.mkdir(exist_ok=True)
         deadline = time.monotonic() + self._ready_timeout_s
@@ -224,7 +228,8 @@ class Supervisor:
         """One metadata service; its address. Blocking until it serves."""
         name = Directory.meta_name(index)
         ready = self._ready_file(name)
-        command = commands.metadata(self._store, listen, ready, self._shape.failure_timeout_ms)
+        shape = self._shape
+        command = commands.metadata(self._store, listen, ready, shape.failure_timeout_ms, shape.secret_file)
         child = self._spawn(name, command)
         return commands.ready_address(wait_file(child, ready, deadline))
 
@@ -236,16 +241,28 @@ class Supervisor:
         domain = f"domain{index % shape.domains}" if shape.domains else ""
         ready = self._ready_file(name)
         command = commands.storage(
-            home, name, self.address, shape.device_bytes, ready, domain, roles=shape.roles
+            home,
+            name,
+            self.address,
+            shape.device_bytes,
+            ready,
+            domain,
+            roles=shape.roles,
+            secret_file=shape.secret_file,
         )
         return self._spawn(name, command)
 
     @property
     def client(self) -> Client:
         if self._client is None:
-            from ffs.client.client import connect
+            from ffs.client.address import resolve_address
+            from ffs.client.client import Client
+            from ffs.client.core import ClientOptions
 
-            self._client = connect(self.address)
+            # Not by `connect`, which proves what the environment names: that may be for another cluster.
+            path = self._shape.secret_file
+            secret = read_secret(path, refuse_exposed=True) if path else None
+            self._client = Client(resolve_address(self.address), ClientOptions(secret=secret))
         return self._client
 
     def _make_tables(self, deadline: float) -> None:
