@@ -113,6 +113,7 @@ class WriteSession(Struct, array_like=True, gc=False, kw_only=True):
     v: int = 1
     opened_ns: int
     capability: int  # its id
+    settled_at: int = 0  # the epoch to which the file was raised against it, after its client was gone
 
 
 class LockRecord(Struct, array_like=True, gc=False, kw_only=True):

@@ -275,6 +275,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 decode_inode: Final = msgspec.msgpack.Decoder(records.Inode).decode
 decode_dirent: Final = msgspec.msgpack.Decoder(records.Dirent).decode
 decode_session: Final = msgspec.msgpack.Decoder(records.ClientSession).decode
+decode_writer: Final = msgspec.msgpack.Decoder(records.WriteSession).decode
 decode_slot: Final = msgspec.msgpack.Decoder(records.RetrySlot).decode
 decode_garbage: Final = msgspec.msgpack.Decoder(records.Garbage).decode
 decode_trim: Final = msgspec.msgpack.Decoder(records.Trim).decode

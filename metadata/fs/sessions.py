@@ -30,6 +30,7 @@ from metadata.fs.schema import (
     decode_fence,
     decode_garbage,
     decode_session,
+    decode_writer,
     encode,
     ended_key,
     fence_key,
@@ -189,7 +190,8 @@ async def settle_writer(core: Core, client: int, ino: int, handle: int) -> None:
     """Ends one write session of a client that is gone, with the length that its chains have."""
 
     async def fence(txn: Transaction) -> int | None:
-        """Raises the epoch; None if there is nothing to ask the chains for."""
+        """The epoch under which nothing of the dead client arrives; None if there is nothing to ask the
+        chains for, -1 while a truncation has to be finished."""
         inode = await find_inode(txn, ino)
         garbage = await txn.get(garbage_key(ino))
         if inode is None or inode.layout is None or garbage is not None:
@@ -198,17 +200,24 @@ async def settle_writer(core: Core, client: int, ino: int, handle: int) -> None:
                 txn.set(garbage_key(ino), encode(doubtful))
             _end_writer(txn, client, ino, handle)
             return None
-        if await txn.get(writer_key(ino, client, handle)) is None:
+        data = await txn.get(writer_key(ino, client, handle))
+        if data is None:
             _end_writer(txn, client, ino, handle)
             return None
         if await txn.get(trim_key(ino)) is not None:
             return -1
-        epoch = inode.epoch + 1
-        txn.set(inode_key(ino), encode(msgspec.structs.replace(inode, epoch=epoch)))
-        return epoch
+        session = decode_writer(data)
+        if not session.settled_at:
+            # Once: who comes second, or again, goes on with the epoch that the file has, or two who do this
+            # in step would raise it over each other without end.
+            inode = msgspec.structs.replace(inode, epoch=inode.epoch + 1)
+            txn.set(inode_key(ino), encode(inode))
+            session = msgspec.structs.replace(session, settled_at=inode.epoch)
+            txn.set(writer_key(ino, client, handle), encode(session))
+        return inode.epoch
 
     async def merge(txn: Transaction) -> bool:
-        """Takes the length, unless a truncation came between."""
+        """Takes the length, unless the epoch was raised meanwhile: by a truncation, or against another."""
         inode = await find_inode(txn, ino)
         if inode is not None and (inode.epoch < epoch or await txn.get(trim_key(ino)) is not None):
             return False

@@ -35,9 +35,10 @@ from ffs.proto.meta import (
 from ffs.proto.records import KV_EVICTABLE, KvParams
 from metadata.fs.chunks import EPOCH_MAX
 from metadata.fs.collector import Collector
+from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace, format_store, read_header
 from metadata.fs.schema import inode_key
-from metadata.fs.sessions import SessionSweeper, fenced_clients
+from metadata.fs.sessions import SessionSweeper, fenced_clients, settle_writer
 from metadata.kv import open_store
 from metadata.kv.contract import Store, Transaction
 from metadata.kv.faults import FaultyStore, Rates
@@ -405,6 +406,56 @@ def test_a_truncation_meets_a_dead_writer() -> None:
         await dead(meta.SessionClose())
         await SessionSweeper(w.namespace.core).step()
         assert (await w.me(meta.Stat(path=b"/f"))).attributes.length == 100
+
+    run(test)
+
+
+class InStep(FakeChains):
+    """Chains as one of two settlers sees them, who are in step all the time: each asks for the length only
+    when the other has raised the epoch after it, or is done."""
+
+    def __init__(self, chains: FakeChains, raised: list[int], mine: int) -> None:
+        super().__init__()
+        self._inner, self._raised, self._mine = chains, raised, mine
+
+    async def raise_space_epoch(self, chain: int, space: int, epoch: int) -> None:
+        self._raised[self._mine] += 1
+        assert self._raised[self._mine] < 20, "they raise the epoch over each other"
+        await self._inner.raise_space_epoch(chain, space, epoch)
+
+    async def last_chunk(self, chain: int, space: int) -> tuple[bytes, int] | None:
+        other = 1 - self._mine
+        while self._raised[other] < self._raised[self._mine] + self._mine:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return await self._inner.last_chunk(chain, space)
+
+
+@pytest.mark.parametrize("dead_clients", [1, 2])
+def test_two_who_settle_one_file_in_step_come_to_an_end(dead_clients: int) -> None:
+    """Of one dead writer, or of one each: the epoch goes up once a writer, and the length is found."""
+
+    async def test(w: World) -> None:
+        single = meta.LayoutChoice(table=2)
+        work = []
+        for at in range(dead_clients):
+            dead = await Caller.connect(w.namespace)
+            opened = await dead(meta.Open(path=b"/f", flags=W, layout=single))
+            w.chains.write(opened.ino, opened.attributes.layout, 0, 70_000 * at, 5000, (7,))
+            await dead(meta.SessionClose())
+            work.append((dead.client, opened.ino, opened.handle))
+        raised = [0, 0]
+
+        async def settle(mine: int) -> None:
+            chains = InStep(w.chains, raised, mine)
+            core = Core(w.store, w.cluster, chains, cluster_id=CLUSTER)
+            await settle_writer(core, *work[mine % dead_clients])
+            raised[mine] = 1 << 30
+
+        await asyncio.gather(settle(0), settle(1))
+        told = (await w.me(meta.Stat(path=b"/f"))).attributes
+        assert told.length == 70_000 * (dead_clients - 1) + 5000
+        assert told.epoch == dead_clients
+        assert await w.keys(b"w") == []
 
     run(test)
 
