@@ -297,6 +297,18 @@ class File(io.RawIOBase):
         """Ring requests have written up to byte `end`: the next flush publishes it."""
         self._open_file.note_written(end, self._open_file.epoch if epoch is None else epoch)
 
+    def has_room(self, end: int) -> bool:
+        """Whether a write up to byte `end` needn't ask for room. Never blocks."""
+        return self._open_file.has_room(end)
+
+    def ensure_room(self, end: int) -> None:
+        """Reserve room for writes up to byte `end` now, where a quota counts the file: they need no further
+        request then. What isn't written is given back at close. QuotaExceeded if there isn't so much; nothing
+        is reserved then. Blocking, if it isn't reserved yet. docs/client.md, Quotas."""
+        self._check_writable()
+        if not self._discarded:
+            self._open_file.ensure_room(end)
+
     def note_failed(self) -> None:
         """A ring request that writes has failed or was given up: the service is told at close."""
         self._open_file.note_failed()

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ffs.client.core import Core
+from ffs.client.room import WriterRoom
 from ffs.client.session import Session
 from ffs.errors import (
     BadHandle,
@@ -63,6 +64,7 @@ class OpenFile:
         """As far as is known here: at open, at the last look, and what was written here."""
         self.layout: Layout | None = None
         self._lock = threading.Lock()
+        self._room = WriterRoom()
         self._session: Session | None = None
         self._session_core: Core | None = None
         self._handle = 0
@@ -103,6 +105,7 @@ class OpenFile:
         self.layout = opened.attributes.layout
         self.length = opened.attributes.length
         self._grant = (opened.capability, opened.capability_expiry_ms)
+        self._room.begin(self.epoch, opened.reserved)
         self._native_id = 0
 
     def _live(self) -> Session:
@@ -195,7 +198,7 @@ class OpenFile:
 
         for _ in range(_MAX_TURNS):
             session = self._live()
-            extent = self._extent(session)
+            extent = self._with_room(session, offset + len(data))
             try:
                 transfer.write(session.rings, session, extent, offset, data)
             except FfsError as error:
@@ -241,7 +244,10 @@ class OpenFile:
         """Zeros where nothing is, up to offset + length at least, which is published. Blocking."""
         from ffs.client import sparse
 
+        self.ensure_room(offset + length)
+
         def work(session: Session, extent: Extent) -> None:
+            extent = self._with_room(session, offset + length)
             # Judged first: what was made up to a failure would take the room of others, and stay.
             room = self._core().ask(meta.StatFs(ino=self.ino), meta.StatFsReply)
             wanted = length if length > room.total_bytes else 0
@@ -269,6 +275,33 @@ class OpenFile:
                 raise
         raise Overloaded("the file is truncated faster than its chunks can be looked at", self.path)
 
+    # --- room -------------------------------------------------------------------------------
+
+    def has_room(self, end: int) -> bool:
+        """Whether a write up to byte `end` needn't ask the service."""
+        return not self._room.lacks(self.epoch, end)
+
+    def ensure_room(self, end: int) -> None:
+        """Have room for a write up to byte `end`, where a quota counts the file. QuotaExceeded: there isn't
+        so much, and nothing was reserved. Blocking if some must be asked for."""
+        if not self.has_room(end):
+            self._with_room(self._live(), end)
+
+    def _with_room(self, session: Session, end: int) -> Extent:
+        """What a write up to byte `end` needs, its room being reserved under the same epoch."""
+        for _ in range(_MAX_TURNS):
+            extent = self._extent(session)
+            if not self._room.lacks(extent.epoch, end):
+                return extent
+            try:
+                if not self._room.ask(session, self.ino, self._handle, extent.epoch, end):
+                    self._take_epoch(session)
+            except BadHandle as error:
+                raise Fenced(f"{error.message}; the service has closed this file", self.path) from error
+            except FfsError as error:
+                raise self._named(error) from None
+        raise Overloaded("the file is truncated faster than room can be reserved for it", self.path)
+
     # --- lengths and epochs -----------------------------------------------------------------
 
     def note_written(self, end: int, epoch: int) -> None:
@@ -288,6 +321,7 @@ class OpenFile:
         reply = session.call(meta.Append(ino=self.ino, handle=self._handle, length=length), meta.AppendReply)
         if reply.epoch != self.epoch:
             self._take_epoch(session)
+        self._room.hear(reply.epoch, reply.reserved)
         return reply.offset
 
     def _mend(self, error: FfsError, session: Session) -> None:
@@ -305,6 +339,7 @@ class OpenFile:
         """The file was truncated elsewhere: learn its epoch and length. What was written before and
         isn't reported has been cut, or lies below the new length."""
         epoch = self._renew(session)
+        self._room.move(epoch)  # first: no write under the new epoch counts on room of the old one
         with self._lock:
             if epoch != self.epoch:
                 self.epoch = epoch
@@ -361,12 +396,14 @@ class OpenFile:
             if self._unreported_end == end:
                 self._unreported_end = 0
             self.length = max(reply.length, self._unreported_end)
+        self._room.hear(reply.epoch, reply.reserved)
 
     def truncate(self, length: int) -> None:
         """Set the length; what lies beyond is gone, what is added reads as zeros. Blocking."""
         session = self._live()
         request = meta.Truncate(ino=self.ino, handle=self._handle, length=length)
         reply = session.call(request, meta.TruncateReply)
+        self._room.hear(reply.epoch, reply.reserved)
         with self._lock:
             self.epoch = reply.epoch
             self.length = reply.length
@@ -418,8 +455,9 @@ class OpenFile:
                 ) from error
 
     def after_fork_in_child(self) -> None:
-        """The lock may be held by a thread that doesn't exist here."""
+        """The locks may be held by threads that don't exist here."""
         self._lock = threading.Lock()
+        self._room.after_fork_in_child()
 
     def _core_or_none(self) -> Core | None:
         try:
