@@ -195,10 +195,10 @@ class Io {
   // Hands `offload` to the helper thread (one a Io, started at first use).
   void offload(Offload* offload);
 
-  // One pass: submits what was prepared, waits up to `timeout_us` (0: not at all, < 0: until
-  // something happens) if nothing is ready, collects completions, then runs the functions that
-  // were queued before the running began (those queued by them run in the next pass). Returns
-  // how many it ran. Reports of the kernel that can't be attributed to an op end the process.
+  // One pass: submits what was prepared (of much data some goes to the kernel when it is started), waits up
+  // to `timeout_us` (0: not at all, < 0: until something happens) if nothing is ready, collects completions,
+  // then runs the functions that were queued before the running began (those queued by them run in the next
+  // pass). Returns how many it ran. Reports of the kernel that can't be attributed to an op end the process.
   virtual int run_once(int64_t timeout_us) = 0;
   // True if the next run_once would run something without waiting.
   bool has_ready() const { return ready_head_ != nullptr; }

@@ -22,6 +22,10 @@ static_assert(alignof(Op) >= 8 && alignof(Poll) >= 8);
 // Multishot readiness reports may fill the completion queue faster than ops do.
 constexpr uint32_t kCompletionsPerEntry = 4;
 
+// So much that a pass has started goes to the kernel before the pass is over: while the processor is at what
+// comes next, the device works already. A system call for each MiB is nothing beside the MiB.
+constexpr uint32_t kSubmitBytes = 1u << 20;
+
 }  // namespace
 
 Result<std::unique_ptr<UringIo>> UringIo::create(const Options& options, std::string* reason) {
@@ -163,12 +167,18 @@ void UringIo::wait_in_line(Op* op) {
 io_uring_sqe* UringIo::entry() {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   if (sqe != nullptr) return sqe;
+  submit();
+  return io_uring_get_sqe(&ring_);
+}
+
+// What the kernel doesn't take now goes with the next call.
+void UringIo::submit() {
+  prepared_bytes_ = 0;
   int rc = io_uring_submit(&ring_);
   if (rc < 0 && rc != -EBUSY && rc != -EAGAIN && rc != -EINTR) {
     std::fprintf(stderr, "ffs: io_uring submit: %s\n", std::strerror(-rc));
     FFS_CHECK(false);
   }
-  return io_uring_get_sqe(&ring_);
 }
 
 bool UringIo::prepare(Op* op) {
@@ -201,6 +211,8 @@ bool UringIo::prepare(Op* op) {
   sqe->flags |= IOSQE_FIXED_FILE;
   io_uring_sqe_set_data64(sqe, reinterpret_cast<uint64_t>(op) | kTagOp);
   in_kernel_++;
+  prepared_bytes_ += left;
+  if (prepared_bytes_ >= kSubmitBytes) submit();
   return true;
 }
 
@@ -371,6 +383,7 @@ void UringIo::collect() {
 }
 
 void UringIo::submit_and_wait(unsigned wanted, int64_t timeout_us) {
+  prepared_bytes_ = 0;
   int rc;
   if (wanted == 0) {
     bool work = io_uring_sq_ready(&ring_) > 0 ||

@@ -40,6 +40,7 @@ class UringIo final : public Io {
   void prepare_background();
   void wait_in_line(Op* op);
   io_uring_sqe* entry();  // submits to make room; null if the kernel takes none now
+  void submit();
   void arm(Poll* poll);
   void arm_wake();
   void collect();
@@ -51,8 +52,9 @@ class UringIo final : public Io {
   io_uring ring_{};
   bool ring_made_ = false;
   uint32_t limit_ = 0;
-  uint32_t in_kernel_ = 0;      // device ops that the kernel has
-  Op* waiting_head_ = nullptr;  // ops beyond limit_
+  uint32_t in_kernel_ = 0;       // device ops that the kernel has
+  uint64_t prepared_bytes_ = 0;  // of ops that it was given no call for yet
+  Op* waiting_head_ = nullptr;   // ops beyond limit_
   Op* waiting_tail_ = nullptr;
   Poll* unarmed_ = nullptr;  // polls that found no entry
   std::vector<int> fds_;     // by file index, -1: free

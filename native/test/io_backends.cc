@@ -7,8 +7,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -110,6 +113,41 @@ TEST_CASE("what is written is read, with more ops than entries, in plain and poo
     (*pool)->release(memory);
     (*pool)->release(back);
     pool.value().reset();
+    io->remove_file(*file);
+  }
+}
+
+// The device must not idle while the shard goes through what a pass has brought.
+TEST_CASE("what moves much data is on its way before the pass that started it is over") {
+  constexpr uint32_t kBytes = 1 << 20;
+  for (Backend backend : {Backend::uring, Backend::pread}) {
+    const std::string name = backend_name(backend);
+    CAPTURE(name);
+    auto io = make(backend);
+    TempFile temp(kBytes);
+    auto file = io->add_file(temp.device.fd);
+    REQUIRE(file.ok());
+    std::unique_ptr<uint8_t, decltype(&std::free)> memory(
+        static_cast<uint8_t*>(std::aligned_alloc(4096, 2 * kBytes)), std::free);
+    std::memset(memory.get(), 0x5a, kBytes);
+    uint8_t* back = memory.get() + kBytes;
+    int left = 1;
+    Counted counted;
+    counted.left = &left;
+    counted.op.owner = &counted;
+    counted.op.done = count_down;
+    io->write(&counted.op, *file, 0, memory.get(), kBytes);
+    // Nothing runs the Io, so only a call made by write() itself can have brought it there.
+    bool there = false;
+    for (int i = 0; i < 5000 && !there; i++) {
+      REQUIRE(::pread(temp.device.fd, back, kBytes, 0) == kBytes);
+      there = std::memcmp(memory.get(), back, kBytes) == 0;
+      if (!there) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    CHECK(there);
+    CHECK(left == 1);
+    while (left > 0) io->run_once(-1);
+    CHECK(counted.op.result == static_cast<int32_t>(kBytes));
     io->remove_file(*file);
   }
 }
