@@ -30,6 +30,7 @@ from metadata.config import MetaConfig, parse_config
 from metadata.fs.collector import Collector
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace
+from metadata.fs.quota_sweep import QuotaSweeper
 from metadata.fs.sessions import SessionSweeper, end_session
 from metadata.fs.spaces import keep_complete
 from metadata.kv import Store, open_store
@@ -145,6 +146,7 @@ async def _serve_store(config: MetaConfig, store: Store, secret: bytes | None, s
                 group.create_task(_while_primary(lease, Collector(core).run)),
                 group.create_task(_while_primary(lease, SessionSweeper(core).run)),
                 group.create_task(_while_primary(lease, lambda: keep_complete(store))),
+                group.create_task(_while_primary(lease, QuotaSweeper(store).run)),
                 group.create_task(users.poll()),
                 group.create_task(
                     _while_primary(

@@ -21,7 +21,16 @@ from msgspec import Struct
 
 from ffs.proto.common import ErrorReply, Layout, Message, OkReply
 from ffs.proto.common import Request as Request
-from ffs.proto.quota import NO_QUOTA
+from ffs.proto.quota import (
+    NO_QUOTA,
+    GetQuota,
+    ListQuotas,
+    QuotaList,
+    QuotaReply,
+    Reserve,
+    Reserved,
+    SetQuota,
+)
 from ffs.proto.records import KvParams
 
 MAX_SLOTS: Final = 1024
@@ -684,6 +693,10 @@ REQUESTS = (
     | ListXattr
     | FsckScan
     | FsckRepair
+    | SetQuota
+    | GetQuota
+    | ListQuotas
+    | Reserve
 )
 
 REPLIES = (
@@ -711,6 +724,9 @@ REPLIES = (
     | ListXattrReply
     | FsckPage
     | FsckRepaired
+    | QuotaReply
+    | QuotaList
+    | Reserved
 )
 
 REPLY_OF: dict[type[Request], type[Message]] = {
@@ -752,4 +768,8 @@ REPLY_OF: dict[type[Request], type[Message]] = {
     ListXattr: ListXattrReply,
     FsckScan: FsckPage,
     FsckRepair: FsckRepaired,
+    SetQuota: QuotaReply,
+    GetQuota: QuotaReply,
+    ListQuotas: QuotaList,
+    Reserve: Reserved,
 }

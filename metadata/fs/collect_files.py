@@ -181,7 +181,7 @@ class Files:
                     found.append((ino, await find_inode(txn, ino)))
             for ino, inode in found:
                 if inode is not None:
-                    core.erase_inode(txn, ino, inode)
+                    await core.erase_inode(txn, ino, inode)
             for ino, _ in found:
                 txn.clear(trim_key(ino))
                 txn.clear(garbage_key(ino))

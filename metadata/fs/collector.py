@@ -134,7 +134,7 @@ class Collector:
                 txn.clear(key)
             if len(pairs) == ENTRIES:
                 return False
-            core.erase_inode(txn, ino, inode)
+            await core.erase_inode(txn, ino, inode)
             txn.clear(garbage_key(ino))
             return True
 

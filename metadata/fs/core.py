@@ -21,6 +21,7 @@ from ffs.proto.common import (
 from ffs.proto.meta import Attributes, LayoutChoice
 from ffs.proto.records import DIRECTORY, FILE, FLAG_XATTR, KV_SPACE, SYMLINK, Dirent, Garbage, Inode
 from metadata.fs import ids as ids_module
+from metadata.fs import quota
 from metadata.fs.chunks import Chunks
 from metadata.fs.ids import Ids
 from metadata.fs.ports import ChainPort, ClusterPort, TableView
@@ -36,6 +37,7 @@ from metadata.fs.schema import (
     inode_key,
     inode_span,
     signed,
+    writers_span,
     xattrs_span,
 )
 from metadata.fs.spaces import forget_space
@@ -157,16 +159,21 @@ class Core:
             txn.add(key + SUB_LINKS, -1)
             txn.max(key + SUB_CTIME, now)
         elif inode.type == SYMLINK:
-            self.erase_inode(txn, ino, inode)
+            await self.erase_inode(txn, ino, inode)
         else:
             txn.add(key + SUB_LINKS, -1)
             txn.set(garbage_key(ino), encode(Garbage(type=inode.type, since_ns=now)))
             if inode.type == KV_SPACE:
                 forget_space(txn, ino)
+            if inode.quota and not await txn.range(*writers_span(ino), 1):
+                await quota.release_nameless(txn, ino, inode)
 
     @staticmethod
-    def erase_inode(txn: Transaction, ino: int, inode: Inode) -> None:
-        """The inode goes, with its counters and extended attributes. Entries are the caller's."""
+    async def erase_inode(txn: Transaction, ino: int, inode: Inode) -> None:
+        """The inode goes, with its counters, extended attributes and what a quota counts of it. Entries are
+        the caller's."""
+        if inode.quota:
+            await quota.release(txn, ino, inode)
         txn.clear_range(*inode_span(ino))
         if inode.flags & FLAG_XATTR:
             txn.clear_range(*xattrs_span(ino))

@@ -17,6 +17,7 @@ import msgspec
 from ffs import errors
 from ffs.proto import meta
 from ffs.proto.common import ErrorReply, Message, OkReply, error_reply
+from ffs.proto.quota import GetQuota, ListQuotas, Reserve, SetQuota
 from ffs.proto.records import DIRECTORY, ROOT_INO, Inode, StoreHeader
 from metadata.fs import retry, sessions
 from metadata.fs.core import Core, TrimPending
@@ -29,6 +30,7 @@ from metadata.fs.ops import (
     lock,
     mkdir,
     open,
+    quota,
     readdir,
     rename,
     setattr,
@@ -62,6 +64,8 @@ READS: Final[dict[type[Message], ReadOp]] = {
     meta.GetLocks: lock.get_locks,
     meta.GetXattr: xattr.get,
     meta.ListXattr: xattr.list_names,
+    GetQuota: quota.get_quota,
+    ListQuotas: quota.list_quotas,
 }
 # Only reading, and giving a capability.
 PROOFS: Final[dict[type[Message], ProofOp]] = {
@@ -85,6 +89,8 @@ WRITES: Final[dict[type[Message], ReadOp]] = {
     meta.SetXattr: xattr.set_value,
     meta.RemoveXattr: xattr.remove,
     meta.FsckRepair: fsck_repair.repair,
+    SetQuota: quota.set_quota,
+    Reserve: close.reserve,
 }
 # Writing, and giving a capability.
 PROOF_WRITES: Final[dict[type[Message], ProofOp]] = {

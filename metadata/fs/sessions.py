@@ -18,7 +18,8 @@ import msgspec
 
 from ffs import errors
 from ffs.proto import meta
-from ffs.proto.records import ClientSession, FencedClient
+from ffs.proto.records import ClientSession, FencedClient, Inode
+from metadata.fs import quota
 from metadata.fs.core import CAPABILITY_TTL_MS, Core
 from metadata.fs.ops import lock
 from metadata.fs.schema import (
@@ -198,11 +199,11 @@ async def settle_writer(core: Core, client: int, ino: int, handle: int) -> None:
             if garbage is not None:  # its length is nobody's concern: the collector looks everywhere
                 doubtful = msgspec.structs.replace(decode_garbage(garbage), doubtful=True)
                 txn.set(garbage_key(ino), encode(doubtful))
-            _end_writer(txn, client, ino, handle)
+            await _end_writer(txn, client, ino, handle, inode)
             return None
         data = await txn.get(writer_key(ino, client, handle))
         if data is None:
-            _end_writer(txn, client, ino, handle)
+            await _end_writer(txn, client, ino, handle, inode)
             return None
         if await txn.get(trim_key(ino)) is not None:
             return -1
@@ -226,7 +227,7 @@ async def settle_writer(core: Core, client: int, ino: int, handle: int) -> None:
             core.touch(txn, ino, core.now_ns())
         elif inode is not None:
             return False
-        _end_writer(txn, client, ino, handle)
+        await _end_writer(txn, client, ino, handle, inode)
         return True
 
     while True:
@@ -248,9 +249,11 @@ async def settle_writer(core: Core, client: int, ino: int, handle: int) -> None:
             return
 
 
-def _end_writer(txn: Transaction, client: int, ino: int, handle: int) -> None:
+async def _end_writer(txn: Transaction, client: int, ino: int, handle: int, inode: Inode | None) -> None:
     txn.clear(writer_key(ino, client, handle))
     txn.clear(client_writer_key(client, ino, handle))
+    if inode is not None and inode.quota:
+        await quota.writer_ends(txn, ino, inode)
 
 
 # --- the sweeper ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ neither fails the test: add a case, one in which it succeeds and one in which it
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,12 +16,12 @@ import msgspec
 from namespace_fakes import CLUSTER, Caller, FakeChains, FakeCluster
 
 from ffs import errors
-from ffs.proto import meta
+from ffs.proto import meta, quota
 from ffs.proto.common import Creds
 from ffs.proto.records import ROOT_INO, KvParams
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace, format_store
-from metadata.fs.schema import SUB_ENTRIES, inode_key
+from metadata.fs.schema import SUB_ENTRIES, inode_key, quota_in_key, signed
 from metadata.kv.contract import Transaction
 from metadata.kv.faults import Died, FaultyStore, Rates
 from metadata.kv.memory import MemoryStore
@@ -110,6 +111,8 @@ READ_ONLY: set[type[meta.Request]] = {
     meta.GetXattr,
     meta.ListXattr,
     meta.FsckScan,
+    quota.GetQuota,
+    quota.ListQuotas,
 }
 NOT_REPEATABLE: set[type[meta.Request]] = {
     meta.SessionOpen,  # a session whose answer was lost ends by itself
@@ -545,6 +548,167 @@ async def repair_by_a_user(world: World) -> meta.Request:
     return request
 
 
+# --- quotas ---------------------------------------------------------------------------------
+
+
+async def _in_a_quota(world: World, **limits: int) -> None:
+    await world.me(meta.MkDir(path=b"/q"))
+    await world.me(quota.SetQuota(path=b"/q", **limits))
+
+
+@case(quota.SetQuota)
+async def new_quota(world: World) -> meta.Request:
+    await world.me(meta.MkDir(path=b"/q"))
+    return quota.SetQuota(path=b"/q", limit_bytes=1 << 20, limit_entries=10)
+
+
+@case(quota.SetQuota)
+async def quota_of_what_is_there(world: World) -> meta.Request:
+    await world.me(meta.MkDir(path=b"/q/d", parents=True))
+    return quota.SetQuota(path=b"/q", limit_bytes=1 << 20)
+
+
+@case(quota.SetQuota)
+async def other_limits(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    return quota.SetQuota(path=b"/q", limit_entries=7)
+
+
+@case(quota.SetQuota)
+async def end_of_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    await world.file(b"/q/f", 5000)
+    return quota.SetQuota(path=b"/q", clear=True)
+
+
+@case(quota.SetQuota)
+async def quota_in_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world)
+    await world.me(meta.MkDir(path=b"/q/d"))
+    return quota.SetQuota(path=b"/q/d", limit_bytes=1 << 20)
+
+
+@case(quota.SetQuota)
+async def quota_by_a_user(world: World) -> meta.Request:
+    await world.me(meta.MkDir(path=b"/q"))
+    world.me.creds = USER
+    return quota.SetQuota(path=b"/q", limit_bytes=1 << 20)
+
+
+@case(quota.Reserve)
+async def room_for_a_writer(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 30)
+    opened = await world.file(b"/q/f", keep=True)
+    return quota.Reserve(ino=opened.ino, handle=opened.handle, epoch=0, end=50 << 20)
+
+
+@case(quota.Reserve)
+async def room_that_isnt_there(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    opened = await world.file(b"/q/f", keep=True)
+    return quota.Reserve(ino=opened.ino, handle=opened.handle, epoch=0, end=(1 << 20) + 1)
+
+
+@case(quota.Reserve)
+async def room_where_nothing_counts(world: World) -> meta.Request:
+    opened = await world.file(b"/f", keep=True)
+    return quota.Reserve(ino=opened.ino, handle=opened.handle, epoch=0, end=1 << 20)
+
+
+@case(meta.Open)
+async def creation_in_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 30, limit_entries=1)
+    return meta.Open(path=b"/q/f", flags=meta.OPEN_WRITE | meta.OPEN_CREATE)
+
+
+@case(meta.Open)
+async def creation_beyond_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_entries=1)
+    await world.file(b"/q/e")
+    return meta.Open(path=b"/q/f", flags=meta.OPEN_WRITE | meta.OPEN_CREATE)
+
+
+@case(meta.Open)
+async def truncation_in_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 30)
+    await world.file(b"/q/f", 20_000)
+    return meta.Open(path=b"/q/f", flags=meta.OPEN_WRITE | meta.OPEN_TRUNC)
+
+
+@case(meta.OpenMany)
+async def many_creations_beyond_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_entries=100)
+    flags = meta.OPEN_WRITE | meta.OPEN_CREATE
+    return meta.OpenMany(entries=tuple(meta.OpenEntry(b"/q/m%03d" % i, flags) for i in range(BATCH)))
+
+
+@case(meta.Close)
+async def close_in_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 30)
+    opened = await world.file(b"/q/f", keep=True)
+    world.put(opened, 7000)
+    return meta.Close(ino=opened.ino, handle=opened.handle, length=7000, written=True)
+
+
+@case(meta.Append)
+async def append_beyond_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1000)
+    opened = await world.file(b"/q/f", 900, flags=meta.OPEN_APPEND, keep=True)
+    return meta.Append(ino=opened.ino, handle=opened.handle, length=101)
+
+
+@case(meta.Truncate)
+async def lengthening_beyond_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1000)
+    await world.file(b"/q/f", 900)
+    return meta.Truncate(path=b"/q/f", length=1001)
+
+
+@case(meta.Rename)
+async def rename_out_of_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world)
+    await world.file(b"/q/f", 5000)
+    return meta.Rename(source=b"/q/f", target=b"/f")
+
+
+@case(meta.Rename)
+async def rename_to_where_is_counted(world: World) -> meta.Request:
+    """The directory isn't counted yet, its new place is."""
+    await world.me(meta.MkDir(path=b"/q/d/e", parents=True))
+    await world.file(b"/q/d/e/f", 5000)
+    await world.me(quota.SetQuota(path=b"/q"))
+    return meta.Rename(source=b"/q/d/e", target=b"/q/e")
+
+
+@case(meta.Link)
+async def link_out_of_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world)
+    await world.file(b"/q/f", 5000)
+    return meta.Link(source=b"/q/f", target=b"/f")
+
+
+@case(meta.Link)
+async def publication_in_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    await world.file(b"/q/g", 5000)
+    opened = await world.file(b"/", 7000, flags=meta.OPEN_TMPFILE, keep=True)
+    return meta.Link(ino=opened.ino, handle=opened.handle, target=b"/q/g", replace=True)
+
+
+@case(meta.Unlink)
+async def unlink_in_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    await world.file(b"/q/f", 5000)
+    return meta.Unlink(path=b"/q/f")
+
+
+@case(meta.RemoveTree)
+async def removal_of_a_quota(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    await world.file(b"/q/f", 5000)
+    return meta.RemoveTree(path=b"/q")
+
+
 # --- what a store holds, comparable between worlds -------------------------------------------
 
 
@@ -555,12 +719,18 @@ async def content(world: World) -> list[Any]:
     pairs = await world.store.read(lambda snap: snap.range(b"\0", b"\xff"))
     rank = _places(pairs)
     out: list[Any] = []
+    usage: Counter[Any] = Counter()
     for key, value in pairs:
         kind = key[:1]
         if kind in b"kb":
             continue
         if kind == b"i":
             ino, rest = int.from_bytes(key[3:11], "big"), key[11:]
+        elif key[:2] in (b"Ql", b"Qb", b"Qe", b"Qs"):
+            kind, ino, rest = key[:2], quota_in_key(key), key[10:]
+            if kind in (b"Qb", b"Qe"):
+                usage[kind, rank.get(ino, ino)] += signed(value)  # the shard is the inode's
+                continue
         else:
             ino, rest = int.from_bytes(key[1:9], "big"), key[9:]
         words = [
@@ -577,11 +747,13 @@ async def content(world: World) -> list[Any]:
     for (_, space), epoch in world.chains.epochs.items():
         epochs.setdefault(rank.get(space, space), []).append(epoch)
     order = {key: sorted(found) for key, found in epochs.items()}
+    out += [(*which, used) for which, used in usage.items()]
     return [*sorted(out, key=repr), sorted(chunks, key=repr), sorted(order.items(), key=repr)]
 
 
 def _places(pairs: list[tuple[bytes, bytes]]) -> dict[int, str]:
-    """A name for each inode: its place in a walk from the root, then those without a name by age."""
+    """A name for each inode: its place in a walk from the root, then those without a name, and quotas, by
+    age."""
     entries = [
         (int.from_bytes(key[1:9], "big"), msgspec.msgpack.decode(value)[1])
         for key, value in pairs
@@ -590,7 +762,8 @@ def _places(pairs: list[tuple[bytes, bytes]]) -> dict[int, str]:
     order = [1]
     for ino in order:  # grows meanwhile
         order += [child for parent, child in entries if parent == ino and child not in order]
-    rest = sorted({int.from_bytes(key[3:11], "big") for key, _ in pairs if key[:1] == b"i"} - set(order))
+    inodes = {int.from_bytes(key[3:11], "big") for key, _ in pairs if key[:1] == b"i"}
+    rest = sorted(inodes - set(order)) + [quota_in_key(key) for key, _ in pairs if key[:2] == b"Ql"]
     return {ino: f"#{at}" for at, ino in enumerate(order + rest)}
 
 

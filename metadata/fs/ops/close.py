@@ -5,6 +5,9 @@ from __future__ import annotations
 from ffs import errors
 from ffs.layout import MAX_FILE_BYTES
 from ffs.proto import meta
+from ffs.proto.quota import NO_QUOTA, Reserve, Reserved
+from ffs.proto.records import Inode
+from metadata.fs import quota
 from metadata.fs.core import Core
 from metadata.fs.ops.open import need_trimmed
 from metadata.fs.schema import (
@@ -14,6 +17,7 @@ from metadata.fs.schema import (
     client_writer_key,
     counter,
     decode_inode,
+    get_inode,
     inode_key,
     unsigned,
     writer_key,
@@ -27,7 +31,10 @@ async def close(core: Core, txn: Transaction, req: meta.Close) -> meta.LengthRep
 
 async def fsync(core: Core, txn: Transaction, req: meta.Fsync) -> meta.LengthReply:
     await need_writer(txn, req.client, req.ino, req.handle)
-    return await _merge(core, txn, req)
+    reply, inode = await _merge(core, txn, req)
+    if inode.quota:
+        reply.reserved = await quota.report(txn, req.ino, inode, reply.length)
+    return reply
 
 
 async def end_one(
@@ -35,9 +42,11 @@ async def end_one(
 ) -> meta.LengthReply:
     """Merges the length and ends the write session."""
     await need_writer(txn, client, req.ino, req.handle)
-    reply = await _merge(core, txn, req)
+    reply, inode = await _merge(core, txn, req)
     txn.clear(writer_key(req.ino, client, req.handle))
     txn.clear(client_writer_key(client, req.ino, req.handle))
+    if inode.quota:
+        await quota.writer_ends(txn, req.ino, inode)
     core.work.set()  # it may have been the last hold on an unlinked file
     return reply
 
@@ -49,7 +58,7 @@ async def need_writer(txn: Transaction, client: int, ino: int, handle: int) -> N
 
 async def _merge(
     core: Core, txn: Transaction, req: meta.Close | meta.CloseEntry | meta.Fsync
-) -> meta.LengthReply:
+) -> tuple[meta.LengthReply, Inode]:
     """Takes a length as a maximum, if its epoch is the file's."""
     if not 0 <= req.length <= MAX_FILE_BYTES:
         raise errors.TooLarge(f"a file's length is 0 to {MAX_FILE_BYTES} bytes, not {req.length}")
@@ -57,20 +66,21 @@ async def _merge(
     data = await txn.get(key)
     if data is None:
         raise errors.NotFound(f"inode {req.ino} is gone")
-    epoch = decode_inode(data).epoch
+    inode = decode_inode(data)
+    epoch = inode.epoch
     length = unsigned(await txn.peek(key + SUB_LENGTH))
     if req.written and req.epoch > epoch:
         raise errors.InvalidArgument(f"epoch {req.epoch} of inode {req.ino} was never given; it is {epoch}")
     if req.doubtful:
         txn.max(key + SUB_DOUBTFUL, 1)
     if not req.written:
-        return meta.LengthReply(length=length, epoch=epoch)
+        return meta.LengthReply(length=length, epoch=epoch), inode
     if req.epoch < epoch:
         await need_trimmed(txn, req.ino)  # the answer tells the new epoch
-        return meta.LengthReply(length=length, epoch=epoch, merged=False)
+        return meta.LengthReply(length=length, epoch=epoch, merged=False), inode
     txn.max(key + SUB_LENGTH, req.length)
     core.touch(txn, req.ino, core.now_ns())
-    return meta.LengthReply(length=max(length, req.length), epoch=epoch)
+    return meta.LengthReply(length=max(length, req.length), epoch=epoch), inode
 
 
 async def append(core: Core, txn: Transaction, req: meta.Append) -> meta.AppendReply:
@@ -83,7 +93,29 @@ async def append(core: Core, txn: Transaction, req: meta.Append) -> meta.AppendR
     if data is None:
         raise errors.NotFound(f"inode {req.ino} is gone")
     offset = max(unsigned(await txn.get(key + SUB_LENGTH)), unsigned(await txn.get(key + SUB_APPEND)))
-    if offset + req.length > MAX_FILE_BYTES:
+    end = offset + req.length
+    if end > MAX_FILE_BYTES:
         raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes; {offset} + {req.length} is beyond")
-    txn.set(key + SUB_APPEND, counter(offset + req.length))
-    return meta.AppendReply(offset=offset, epoch=decode_inode(data).epoch)
+    inode, reserved = decode_inode(data), NO_QUOTA
+    if inode.quota:
+        reserved = await quota.reserve(txn, req.ino, inode, end)
+    txn.set(key + SUB_APPEND, counter(end))
+    return meta.AppendReply(offset=offset, epoch=inode.epoch, reserved=reserved)
+
+
+async def reserve(core: Core, txn: Transaction, req: Reserve) -> Reserved:
+    """Room for what a writer is about to write, unless the file was truncated since it last looked."""
+    if not 0 <= req.end <= MAX_FILE_BYTES:
+        raise errors.TooLarge(f"a file ends at 0 to {MAX_FILE_BYTES} bytes, not {req.end}")
+    await need_writer(txn, req.client, req.ino, req.handle)
+    inode = await get_inode(txn, req.ino)
+    reserved = NO_QUOTA
+    if req.epoch > inode.epoch:
+        raise errors.InvalidArgument(
+            f"epoch {req.epoch} of inode {req.ino} was never given; it is {inode.epoch}"
+        )
+    if req.epoch == inode.epoch:
+        reserved = await quota.reserve(txn, req.ino, inode, req.end)
+    else:
+        await need_trimmed(txn, req.ino)  # the answer tells the new epoch
+    return Reserved(reserved=reserved, epoch=inode.epoch)

@@ -559,14 +559,14 @@ async def _still_counts(reader: Reader, finding: FsckFinding) -> FsckFinding | N
 async def _path(reader: Reader, finding: FsckFinding) -> bytes:
     """Where it is, as far as that is cheap; b"": it isn't."""
     if finding.parent:
-        folder = await _path_of_directory(reader, finding.parent)
+        folder = await path_of_directory(reader, finding.parent)
         return folder.rstrip(b"/") + b"/" + finding.name if folder else b""
     if finding.kind in (fsck.ENTRIES, fsck.SUBDIRECTORIES):
-        return await _path_of_directory(reader, finding.ino)
+        return await path_of_directory(reader, finding.ino)
     return b""
 
 
-async def _path_of_directory(reader: Reader, ino: int) -> bytes:
+async def path_of_directory(reader: Reader, ino: int) -> bytes:
     names: list[bytes] = []
     for _ in range(MAX_DEPTH):
         if ino == ROOT_INO:

@@ -10,6 +10,7 @@ from ffs.proto import meta
 from ffs.proto.cluster import ROLE_KV
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE, Creds
 from ffs.proto.records import KV_EVICTABLE, KV_SPACE, Inode, KvParams
+from metadata.fs import quota
 from metadata.fs.core import Core, attributes
 from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
@@ -73,8 +74,10 @@ async def create(core: Core, txn: Transaction, req: meta.KvCreate, capability: i
     now = core.now_ns()
     layout = core.choose_layout(found.parent_inode.layout, req.layout, ino, ROLE_KV)
     check_quota(core, layout, req.params, req.path)
+    parent = found.parent_inode
+    label = await quota.admit(txn, parent, ino, req.path)
     inode = core.new_inode(
-        KV_SPACE, req.mode & 0o777, req.creds, found.parent_inode, now, layout=layout, kv=req.params
+        KV_SPACE, req.mode & 0o777, req.creds, parent, now, layout=layout, kv=req.params, quota=label
     )
     proof, expiry = core.capability(capability, req.client, ino, inode, RIGHT_READ | RIGHT_WRITE)
     txn.set(inode_key(ino), encode(inode))

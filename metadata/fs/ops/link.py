@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ffs import errors
 from ffs.proto import meta
 from ffs.proto.meta import MAX_PATH_BYTES
+from ffs.proto.quota import COUNTING
 from ffs.proto.records import DIRECTORY, SYMLINK, Inode
+from metadata.fs import quota
 from metadata.fs.core import Core, attributes
 from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
@@ -24,6 +28,7 @@ from metadata.fs.walk import Found, W, X, need, need_name, need_unsticky, owns, 
 from metadata.kv.contract import Transaction
 
 MAX_LINKS = 65000
+_BORDER: Final = "a quota counts one of the two directories and not the other: copy the file"
 
 
 async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
@@ -53,6 +58,7 @@ async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
         raise errors.TooManyLinks(f"a file has at most {MAX_LINKS} names", path)
     if found.ino == ino:  # it has that name already
         return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))
+    inode = await _counted(txn, req, found, ino, inode, links)
     if found.ino:
         await _replace(core, txn, req, found)
     now = core.now_ns()
@@ -62,6 +68,26 @@ async def link(core: Core, txn: Transaction, req: meta.Link) -> meta.StatReply:
     txn.max(key + SUB_CTIME, now)
     core.add_entry(txn, found.parent, found.name, ino, inode.type, now, new=not found.ino)
     return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))
+
+
+async def _counted(
+    txn: Transaction, req: meta.Link, found: Found, ino: int, inode: Inode, links: int
+) -> Inode:
+    """The file as the quota of the name's directory counts it. A file that one counts gets no name outside,
+    and one that none counts none inside, unless it has no name yet or the quota still counts. CrossDevice,
+    QuotaExceeded."""
+    parent = found.parent_inode
+    if not inode.quota and not parent.quota:
+        return inode
+    mine = await quota.find_quota(txn, inode.quota)
+    if mine is None:
+        theirs = await quota.find_quota(txn, parent.quota)
+        if theirs is not None and links and theirs.state != COUNTING:
+            raise errors.CrossDevice(_BORDER, req.source or None, req.target)
+        return await quota.admit_file(txn, ino, inode, parent, req.target)
+    if inode.quota != parent.quota and inode.quota != await quota.quota_of(txn, found.parent, parent):
+        raise errors.CrossDevice(_BORDER, req.source or None, req.target)
+    return inode
 
 
 async def _replace(core: Core, txn: Transaction, req: meta.Link, found: Found) -> None:
@@ -90,7 +116,9 @@ async def symlink(core: Core, txn: Transaction, req: meta.SymLink) -> meta.StatR
     await need_unlocked(txn, req.client, found.parent, found.parent_inode, req.path)
     ino = await core.inos.take()
     now = core.now_ns()
-    inode: Inode = core.new_inode(SYMLINK, 0o777, req.creds, found.parent_inode, now, target=req.target)
+    parent = found.parent_inode
+    label = await quota.admit(txn, parent, ino, req.path)
+    inode: Inode = core.new_inode(SYMLINK, 0o777, req.creds, parent, now, target=req.target, quota=label)
     txn.set(inode_key(ino), encode(inode))
     core.add_entry(txn, found.parent, found.name, ino, SYMLINK, now)
     return meta.StatReply(attributes=await attributes(txn.peek, ino, inode))

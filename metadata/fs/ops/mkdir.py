@@ -5,6 +5,7 @@ from __future__ import annotations
 from ffs import errors
 from ffs.proto import meta
 from ffs.proto.records import DIRECTORY, Inode
+from metadata.fs import quota
 from metadata.fs.core import Core, attributes
 from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
@@ -46,8 +47,9 @@ async def _make(core: Core, txn: Transaction, req: meta.MkDir, found: Found, mod
     layout = core.inherited_layout(parent.layout, req.layout)
     ino = await core.inos.take()
     now = core.now_ns()
+    label = await quota.admit(txn, parent, ino, req.path)
     inode = core.new_inode(
-        DIRECTORY, mode & 0o1777, req.creds, parent, now, parent=found.parent, layout=layout
+        DIRECTORY, mode & 0o1777, req.creds, parent, now, parent=found.parent, layout=layout, quota=label
     )
     txn.set(inode_key(ino), encode(inode))
     core.add_entry(txn, found.parent, found.name, ino, DIRECTORY, now)

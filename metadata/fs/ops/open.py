@@ -17,6 +17,7 @@ from ffs.proto.meta import (
     OPEN_TRUNC,
     OPEN_WRITE,
 )
+from ffs.proto.quota import NO_QUOTA
 from ffs.proto.records import (
     DIRECTORY,
     FILE,
@@ -27,6 +28,7 @@ from ffs.proto.records import (
     Trim,
     WriteSession,
 )
+from metadata.fs import quota
 from metadata.fs.core import Core, TrimPending, attributes, fresh_attributes
 from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.schema import (
@@ -149,9 +151,9 @@ async def open_write(
     await need_trimmed(txn, ino)
     need(inode, req.creds, (R if flags & OPEN_READ else 0) | (W if flags & OPEN_WRITE else 0), path)
     if flags & OPEN_TRUNC:
-        inode = await cut(core, txn, ino, inode, 0)
+        inode = await cut(core, txn, ino, inode, 0, path)
     attrs = await attributes(txn.peek, ino, inode)
-    return _opened(core, txn, req, inode, attrs, capability, index, created=False)
+    return await _opened(core, txn, req, inode, attrs, capability, index, created=False)
 
 
 async def _need_held(txn: Transaction, client: int, ino: int) -> None:
@@ -164,11 +166,11 @@ async def _need_held(txn: Transaction, client: int, ino: int) -> None:
         raise errors.NotFound(f"inode {ino} has no name and isn't open here")
 
 
-async def cut(core: Core, txn: Transaction, ino: int, inode: Inode, length: int) -> Inode:
-    """Sets a file's length. If there may be chunks to cut, or a writer whose length isn't known, a Trim is
-    left for after the commit, and the epoch goes up by two: the chunks are cut under the lower one, and the
-    higher is raised last, so that a cut that somebody repeats too late is refused. Returns the inode as it
-    is then."""
+async def cut(core: Core, txn: Transaction, ino: int, inode: Inode, length: int, path: bytes = b"") -> Inode:
+    """Sets a file's length; QuotaExceeded if there is no room for it. If there may be chunks to cut, or a
+    writer whose length isn't known, a Trim is left for after the commit, and the epoch goes up by two: the
+    chunks are cut under the lower one, and the higher is raised last, so that a cut that somebody repeats too
+    late is refused. Returns the inode as it is then."""
     old = unsigned(await txn.get(inode_key(ino) + SUB_LENGTH))
     writers = await txn.range(*writers_span(ino), 1)
     doubtful = await txn.get(inode_key(ino) + SUB_DOUBTFUL) is not None
@@ -179,6 +181,8 @@ async def cut(core: Core, txn: Transaction, ino: int, inode: Inode, length: int)
         trim = Trim(epoch=inode.epoch - 1, length=length, old=-1 if everywhere else old)
         txn.set(trim_key(ino), encode(trim))
         txn.clear(inode_key(ino) + SUB_DOUBTFUL)
+    if inode.quota:
+        await quota.resize(txn, ino, inode, length, path)
     txn.set(inode_key(ino) + SUB_LENGTH, counter(length))
     txn.clear(inode_key(ino) + SUB_APPEND)
     core.touch(txn, ino, core.now_ns())
@@ -200,11 +204,14 @@ async def _make(
     ino = await core.inos.take()
     now = core.now_ns()
     layout = core.choose_layout(found.parent_inode.layout, req.layout, ino)
-    inode = core.new_inode(FILE, req.mode & 0o7777, req.creds, found.parent_inode, now, layout=layout)
+    label = await quota.admit(txn, found.parent_inode, ino, req.path)
+    inode = core.new_inode(
+        FILE, req.mode & 0o7777, req.creds, found.parent_inode, now, layout=layout, quota=label
+    )
     txn.set(inode_key(ino), encode(inode))
     core.add_entry(txn, found.parent, found.name, ino, FILE, now)
     attrs = fresh_attributes(ino, inode)
-    return _opened(core, txn, req, inode, attrs, capability, index, created=True)
+    return await _opened(core, txn, req, inode, attrs, capability, index, created=True)
 
 
 def check_alive(parent: Inode, path: bytes) -> None:
@@ -228,15 +235,16 @@ async def _make_tmpfile(
     ino = await core.inos.take()
     now = core.now_ns()
     layout = core.choose_layout(parent.layout, req.layout, ino)
-    inode = core.new_inode(FILE, req.mode & 0o7777, req.creds, parent, now, layout=layout)
+    label = await quota.admit(txn, parent, ino, req.path)
+    inode = core.new_inode(FILE, req.mode & 0o7777, req.creds, parent, now, layout=layout, quota=label)
     txn.set(inode_key(ino), encode(inode))
     txn.set(inode_key(ino) + SUB_LINKS, counter(-1))
     txn.set(garbage_key(ino), encode(Garbage(type=FILE, since_ns=now)))
     attrs = fresh_attributes(ino, inode, links=0)
-    return _opened(core, txn, req, inode, attrs, capability, index, created=True)
+    return await _opened(core, txn, req, inode, attrs, capability, index, created=True)
 
 
-def _opened(
+async def _opened(
     core: Core,
     txn: Transaction,
     req: meta.Open,
@@ -246,7 +254,7 @@ def _opened(
     index: int,
     created: bool,
 ) -> meta.Opened:
-    ino, handle = attrs.ino, 0
+    ino, handle, reserved = attrs.ino, 0, NO_QUOTA
     rights = RIGHT_READ if req.flags & OPEN_READ else 0
     if req.flags & OPEN_WRITE:
         rights |= RIGHT_WRITE
@@ -254,6 +262,8 @@ def _opened(
         session = WriteSession(opened_ns=core.now_ns(), capability=capability)
         txn.set(writer_key(ino, req.client, handle), encode(session))
         txn.set(client_writer_key(req.client, ino, handle), b"")
+        if inode.quota:
+            reserved = await quota.grant(txn, ino, inode, attrs.length)
     proof, expiry = core.capability(capability, req.client, ino, inode, rights)
     return meta.Opened(
         ino=ino,
@@ -262,4 +272,5 @@ def _opened(
         created=created,
         capability=proof,
         capability_expiry_ms=expiry,
+        reserved=reserved,
     )

@@ -9,6 +9,7 @@ from ffs.proto import meta
 from ffs.proto.common import Creds, OkReply
 from ffs.proto.meta import RENAME_EXCHANGE, RENAME_NOREPLACE
 from ffs.proto.records import DIRECTORY, ROOT_INO, Dirent, Inode
+from metadata.fs import quota
 from metadata.fs.core import Core
 from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
@@ -44,12 +45,28 @@ async def rename(core: Core, txn: Transaction, req: meta.Rename) -> OkReply:
     await need_unlocked(txn, req.client, target.parent, target.parent_inode, req.target)
     if victim is not None and not exchange:
         await need_unlocked(txn, req.client, target.ino, victim, req.target)
+    if source.parent != target.parent:
+        await _need_one_quota(txn, req, source, target)
+    moved = await quota.adopt_in(txn, source.ino, moved, target.parent_inode)
     now = core.now_ns()
     if exchange and victim is not None:
+        victim = await quota.adopt_in(txn, target.ino, victim, source.parent_inode)
         _swap(core, txn, source, target, moved, victim, now)
     else:
         await _move(core, txn, source, target, moved, victim, now)
     return OkReply()
+
+
+async def _need_one_quota(txn: Transaction, req: meta.Rename, source: Found, target: Found) -> None:
+    """Both directories are counted by the same quota, or by none. CrossDevice."""
+    here, there = source.parent_inode, target.parent_inode
+    if not here.quota and not there.quota and not await quota.is_counting(txn):
+        return
+    mine = await quota.quota_of(txn, source.parent, here)
+    if mine != await quota.quota_of(txn, target.parent, there):
+        raise errors.CrossDevice(
+            "a quota counts one of the two directories and not the other: copy", req.source, req.target
+        )
 
 
 async def _judge(
@@ -129,7 +146,7 @@ async def _move(
 ) -> None:
     if victim is not None:
         if victim.type == DIRECTORY:
-            core.erase_inode(txn, target.ino, victim)
+            await core.erase_inode(txn, target.ino, victim)
         else:
             await core.drop_link(txn, target.ino, victim, now)
         core.remove_entry(txn, target.parent, target.name, victim.type, now)

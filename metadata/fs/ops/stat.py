@@ -7,6 +7,7 @@ from ffs.proto import meta
 from ffs.proto.cluster import ROLE_BULK
 from ffs.proto.common import Creds, ErrorReply, OkReply, error_reply
 from ffs.proto.records import SYMLINK, Inode
+from metadata.fs import quota
 from metadata.fs.core import Core, attributes
 from metadata.fs.many import attributes_many, find_many
 from metadata.fs.schema import Reader, decode_inode, inode_key
@@ -80,6 +81,12 @@ async def statfs(core: Core, reader: Reader, req: meta.StatFs) -> meta.StatFsRep
         raise errors.ChainUnavailable(f"chain table {table} isn't known here yet", req.path)
     total, free = core.cluster.space_bytes(view.id)
     size = (inode.layout.chunk_size if inode.layout else 0) or view.chunk_size
-    return meta.StatFsReply(
+    reply = meta.StatFsReply(
         total_bytes=total, free_bytes=free, chunk_size=size, table=view.id, replicas=view.replicas
     )
+    record = await quota.find_quota(reader, inode.quota)
+    if record is not None and record.limit_bytes:
+        used, _ = await quota.usage(reader.get, inode.quota)
+        reply.quota_bytes = record.limit_bytes
+        reply.quota_free_bytes = max(record.limit_bytes - used, 0)
+    return reply

@@ -7,6 +7,7 @@ from ffs.layout import MAX_FILE_BYTES
 from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
 from ffs.proto.records import DIRECTORY, FILE, KV_SPACE
+from metadata.fs import quota
 from metadata.fs.core import Core
 from metadata.fs.ops.close import need_writer
 from metadata.fs.ops.open import cut, need_trimmed
@@ -31,8 +32,10 @@ async def truncate(core: Core, txn: Transaction, req: meta.Truncate, capability:
     else:
         need(inode, req.creds, W, req.path)
     await need_trimmed(txn, ino)
-    inode = await cut(core, txn, ino, inode, req.length)
+    inode = await cut(core, txn, ino, inode, req.length, req.path)
     reply = meta.TruncateReply(ino=ino, length=req.length, epoch=inode.epoch)
+    if inode.quota and await quota.find_quota(txn, inode.quota) is not None:
+        reply.reserved = req.length
     if req.handle:
         rights = RIGHT_READ | RIGHT_WRITE if may(inode, req.creds, R) else RIGHT_WRITE
         reply.capability, reply.capability_expiry_ms = core.capability(

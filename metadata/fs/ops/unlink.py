@@ -8,6 +8,7 @@ from ffs import errors
 from ffs.proto import meta
 from ffs.proto.common import Creds, OkReply
 from ffs.proto.records import DIRECTORY, FLAG_REMOVED, Garbage, Inode
+from metadata.fs import quota
 from metadata.fs.core import Core
 from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.schema import (
@@ -71,7 +72,7 @@ async def rmdir(core: Core, txn: Transaction, req: meta.RmDir) -> OkReply:
     await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
     await need_unlocked(txn, req.client, found.ino, inode, path)
     # Whoever makes an entry in it reads its inode, which goes here: one of the two is a conflict.
-    core.erase_inode(txn, found.ino, inode)
+    await core.erase_inode(txn, found.ino, inode)
     core.remove_entry(txn, found.parent, found.name, DIRECTORY, core.now_ns())
     return OkReply()
 
@@ -107,6 +108,7 @@ async def remove_tree(core: Core, txn: Transaction, req: meta.RemoveTree, checke
     await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
     await need_unlocked(txn, req.client, found.ino, inode, path)
     now = core.now_ns()
+    await quota.forget_with(txn, found.ino, inode)
     mark_removed(txn, found.ino, inode)
     txn.set(garbage_key(found.ino), encode(Garbage(type=DIRECTORY, since_ns=now)))
     core.remove_entry(txn, found.parent, found.name, DIRECTORY, now)
