@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ffs._native.iov import Iov, IovSlice
-from ffs.client.ior import Ior, _raw, _whole_numbers
+from ffs.client.ior import Ior, _distinct, _raw, _whole_numbers, furthest
 from ffs.client.transfer import error_of_completion
 from ffs.errors import Cancelled, FfsError, InvalidArgument, ShutDown
 
@@ -288,6 +288,8 @@ class AsyncIor:
                 f"{len(at)} offsets, {len(to)} iov_offsets, {len(size)} lengths: give as many of each"
             )
         await self._meet(list(files) if isinstance(files, Sequence) else [files])
+        if kind == "write" and len(at):
+            await _make_room(files, at + size)
         side = self._side(kind)
         self._numbers += 1
         call = _Call(self._numbers, files, at, iov, to, size, self._loop.create_future())
@@ -328,6 +330,25 @@ def _warm(files: Sequence[File]) -> None:
     for file in files:
         file.placement  # noqa: B018 - fetches routing
         file.capability  # noqa: B018 - hands it to native
+
+
+async def _make_room(files: File | Sequence[File], ends: Ints) -> None:
+    """Room, where a quota counts files, is asked for in a thread: prepare_many finds it there."""
+    if not isinstance(files, Sequence):
+        known, which = [_raw(files)], ends[:0]
+    elif len(files) == len(ends):
+        known, which = _distinct(files)
+    else:
+        return  # prepare_many refuses it
+    reach = zip(known, furthest(ends, which, len(known)), strict=True)
+    lacking = [(file, end) for file, end in reach if not file.has_room(end)]
+    if lacking:
+        await asyncio.to_thread(_ensure_room, lacking)
+
+
+def _ensure_room(reach: list[tuple[File, int]]) -> None:
+    for file, end in reach:
+        file.ensure_room(end)
 
 
 async def _outlast(over: asyncio.Future[None]) -> bool:

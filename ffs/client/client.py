@@ -21,6 +21,7 @@ from ffs import errors
 from ffs.client.address import ClusterAddress, resolve_address
 from ffs.client.core import ClientOptions, Core
 from ffs.client.files import FileCalls
+from ffs.client.quota import QuotaCalls
 from ffs.client.xattr import XattrCalls
 from ffs.proto.auth import parse_token
 from ffs.proto.cluster import GetStatus, StatusReply
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _TRANSPORTS = ("auto", "tcp", "local")
 
 
-class Client(FileCalls, XattrCalls):
+class Client(FileCalls, QuotaCalls, XattrCalls):
     """A cluster, as one process sees it: names, files, KV spaces. Thread-safe.
 
     Use it as a context manager, or close it; files that are still open are closed with it.

@@ -103,7 +103,8 @@ class Ior:
         one file) at offsets[i] and the Iov at iov_offsets[i]. userdata: default 0, 1, 2...
 
         Returns how many were taken, from the first on; fewer: the ring is full. InvalidArgument names the
-        first request that can't be; none was taken then."""
+        first request that can't be; none was taken then. Writes of a file in a quota ask the service for room
+        now and then (File.ensure_room does so beforehand): QuotaExceeded if there is none; none was taken."""
         at = _whole_numbers(offsets, "offsets")
         to = _whole_numbers(iov_offsets, "iov_offsets")
         size = _whole_numbers(lengths, "lengths")
@@ -123,7 +124,10 @@ class Ior:
         if len(at) == 0:
             return 0
         self._check(files, at, to, size, len(iov))
-        if self.kind == "read":
+        if self.kind == "write":
+            for number, end in enumerate(furthest(at + size, which, len(files))):
+                files[number].ensure_room(end)
+        else:
             known = (
                 files[0].size
                 if len(files) == 1
@@ -300,6 +304,15 @@ class Ior:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def furthest(ends: Ints, which: Ints, count: int) -> list[int]:
+    """Of each of `count` files how far the furthest of its requests reaches. Pure."""
+    if count == 1:
+        return [int(ends.max())]
+    out = np.zeros(count, dtype=np.int64)
+    np.maximum.at(out, which, ends)
+    return [int(end) for end in out]
 
 
 def _whole_numbers(values: ArrayLike, what: str) -> Ints:

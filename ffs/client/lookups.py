@@ -179,18 +179,26 @@ class Lookups:
         return decode_text(self.core.ask(meta.ReadLink(path=wire_path(path)), meta.ReadLinkReply).target)
 
     def statvfs(self, path: PathLike = "/") -> os.statvfs_result:
-        """As os.statvfs, for the chain table of what is at `path`: usable bytes, after replication."""
-        reply = self.core.ask(meta.StatFs(path=wire_path(path)), meta.StatFsReply)
+        """As os.statvfs, for the chain table of what is at `path`: usable bytes, after replication. A
+        quota that counts it and leaves less is told instead."""
+        total_bytes, free_bytes = self._space(path)
         block = 4096
-        free = reply.free_bytes // block
+        free = free_bytes // block
         return os.statvfs_result(
-            (block, block, reply.total_bytes // block, free, free, 0, 0, 0, 0, meta.MAX_NAME_BYTES)
+            (block, block, total_bytes // block, free, free, 0, 0, 0, 0, meta.MAX_NAME_BYTES)
         )
 
     def disk_usage(self, path: PathLike = "/") -> DiskUsage:
-        """As shutil.disk_usage, for the chain table of what is at `path`."""
+        """As shutil.disk_usage, for the chain table of what is at `path`, or the quota that counts it."""
+        total, free = self._space(path)
+        return DiskUsage(total, total - free, free)
+
+    def _space(self, path: PathLike) -> tuple[int, int]:
+        """Bytes in all, and free ones, for who writes to `path`."""
         reply = self.core.ask(meta.StatFs(path=wire_path(path)), meta.StatFsReply)
-        return DiskUsage(reply.total_bytes, reply.total_bytes - reply.free_bytes, reply.free_bytes)
+        if not reply.quota_bytes:
+            return reply.total_bytes, reply.free_bytes
+        return min(reply.total_bytes, reply.quota_bytes), min(reply.free_bytes, reply.quota_free_bytes)
 
 
 class ScandirIterator(Iterator[DirectoryEntry]):

@@ -80,6 +80,20 @@ def test_what_cannot_be_is_refused_and_the_ring_goes_on(client: PlainClient, fil
     run(work())
 
 
+def test_room_is_asked_for_in_a_thread(client: PlainClient, file: PlainFile) -> None:
+    async def main() -> None:
+        async with AsyncIor(client, 16) as ring:
+            with pytest.raises(errors.QuotaExceeded):
+                await ring.write_many([file, file], [11 * CHUNK, 0], iov, [0, 0], [1, 1])
+            with pytest.raises(errors.InvalidArgument, match="give one, or as many"):
+                await ring.write_many([file, file, file], [0, 0], iov, [0, 0], [1, 1])
+
+    file.room = CHUNK
+    with Iov(4096) as iov:
+        asyncio.run(main())
+    assert file.asked == [(11 * CHUNK + 1, False)]
+
+
 def test_cancelling_ends_the_calls_requests_only(client: PlainClient, file: PlainFile) -> None:
     async def work() -> None:
         iov = Iov(4 * CHUNK)

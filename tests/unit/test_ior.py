@@ -58,6 +58,8 @@ class PlainFile:
     )
     noted: list[tuple[int, int]] = field(default_factory=list)
     failures: int = 0
+    room: int = 1 << 60
+    asked: list[tuple[int, bool]] = field(default_factory=list)  # and whether by the main thread
 
     def readable(self) -> bool:
         return True
@@ -70,6 +72,17 @@ class PlainFile:
 
     def note_failed(self) -> None:
         self.failures += 1
+
+    def has_room(self, end: int) -> bool:
+        return end <= self.room
+
+    def ensure_room(self, end: int) -> None:
+        if self.has_room(end):
+            return
+        self.asked.append((end, threading.current_thread() is threading.main_thread()))
+        if end > 10 * CHUNK:
+            raise errors.QuotaExceeded("no room")
+        self.room = end
 
 
 @pytest.fixture
@@ -135,6 +148,26 @@ def test_bad_requests_are_refused_by_number_and_none_is_taken(
     file.writes = False
     with ring(client, kind="write") as ior, pytest.raises(errors.InvalidArgument, match="isn't open"):
         ior.prepare(file, 0, iov[0:1])
+
+
+def test_writes_ask_for_the_room_that_they_need_and_no_more(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    other = PlainFile(file.capability, room=0)
+    file.room = CHUNK
+    with ring(client, kind="write") as ior:
+        assert ior.prepare_many([file, other, file], [0, 5, 2 * CHUNK], iov, [0, 0, 0], [9, 7, 3]) == 3
+        assert file.asked == [(2 * CHUNK + 3, True)]
+        assert other.asked == [(12, True)]
+        assert ior.prepare_many(file, [CHUNK, 0], iov, [0, 0], [9, CHUNK]) == 2
+        assert len(file.asked) == 1
+        with pytest.raises(errors.QuotaExceeded):
+            ior.prepare_many(file, [0, 11 * CHUNK], iov, [0, 0], [9, 9])
+        assert len(list(ior._table.files())) == 2
+        assert int(ior._table._live.sum()) == 5
+    with ring(client) as ior:
+        ior.prepare_many(file, [50 * CHUNK], iov, [0], [9])
+    assert len(file.asked) == 2
 
 
 def test_a_request_over_more_chunks_than_entries_is_refused_with_the_way_out(
