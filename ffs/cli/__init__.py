@@ -41,6 +41,7 @@ _NOUNS = (
     "completion",
     "usage",
     "space",
+    "quota",
     "user",
     "xattr",
     "device",

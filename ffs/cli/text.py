@@ -55,6 +55,19 @@ def parse_bytes(text: str) -> int:
     return int(value * factor)
 
 
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
+
+
+def parse_count(text: str) -> int:
+    """'1000', '50k', '1.5M' -> a number of things, by thousands. InvalidArgument."""
+    cleaned = text.strip().lower().replace("_", "").replace(",", "")
+    digits = cleaned.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    factor = _THOUSANDS.get(cleaned[len(digits) :].strip())
+    if factor is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits):
+        raise InvalidArgument(f"{text!r} isn't a number: write it as 1000000, 50k or 1.5M")
+    return round(float(digits) * factor) if "." in digits else int(digits) * factor
+
+
 _DURATIONS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 

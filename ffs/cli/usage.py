@@ -12,6 +12,8 @@ from ffs.cli.names import shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import format_bytes, table
+from ffs.client.paths import wire_path
+from ffs.proto import meta
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -19,7 +21,13 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     df = command(commands, "df", run_df, "space of the cluster", json_option=True)
-    df.add_argument("path", nargs="?", default="/", metavar="PATH", help="of its chain table (default: /)")
+    df.add_argument(
+        "path",
+        nargs="?",
+        default="/",
+        metavar="PATH",
+        help="of its chain table, and of a quota that counts it (default: /)",
+    )
     du = command(commands, "du", run_du, "bytes below directories", json_option=True)
     du.add_argument("paths", nargs="*", default=["."], metavar="PATH")
     du.add_argument("-d", "--max-depth", type=int, dest="depth", metavar="N", help="only N levels down")
@@ -32,22 +40,42 @@ def add_commands(commands: Commands) -> None:
 def run_df(args: argparse.Namespace) -> int:
     place = parse_remote(args.path)
     with connect(args, one_address([place], args.cluster)) as client:
-        space = client.statvfs(place.path)
-    total = space.f_blocks * space.f_frsize
-    free = space.f_bavail * space.f_frsize
-    used = total - space.f_bfree * space.f_frsize
+        space = client.core.ask(meta.StatFs(path=wire_path(place.path)), meta.StatFsReply)
     if args.json:
-        print_json({"total": total, "used": used, "free": free})
-        return 0
-    share = f"{used / total:.0%}" if total else "-"
-    print(
-        table(
-            ("size", "used", "free", "use"),
-            [(format_bytes(total), format_bytes(used), format_bytes(free), share)],
-            right=(0, 1, 2, 3),
-        )
-    )
+        print_json(space_fields(space))
+    else:
+        print(space_table(space))
     return 0
+
+
+def space_fields(space: meta.StatFsReply) -> dict[str, object]:
+    """For programs: bytes. Pure."""
+    total, free = space.total_bytes, space.free_bytes
+    fields: dict[str, object] = {"total": total, "used": total - free, "free": free}
+    if space.quota_bytes:
+        fields |= {"quota": space.quota_bytes, "quota_free": space.quota_free_bytes}
+    return fields
+
+
+def space_table(space: meta.StatFsReply) -> str:
+    """For people: of the chain table, and of the quota if there is one. Pure."""
+    rows = [("table", space.total_bytes, space.free_bytes)]
+    if space.quota_bytes:
+        rows.append(("quota", space.quota_bytes, space.quota_free_bytes))
+    cells = [
+        (
+            name,
+            format_bytes(total),
+            format_bytes(total - free),
+            format_bytes(free),
+            f"{(total - free) / total:.0%}" if total else "-",
+        )
+        for name, total, free in rows
+    ]
+    head = ("of", "size", "used", "free", "use")
+    if len(rows) == 1:
+        return table(head[1:], [row[1:] for row in cells], right=(0, 1, 2, 3))
+    return table(head, cells, right=(1, 2, 3, 4))
 
 
 def run_du(args: argparse.Namespace) -> int:
