@@ -110,16 +110,8 @@ def test_df() -> None:
         quota_bytes=1 << 20,
         quota_free_bytes=0,
     )
-    assert space_table(within).splitlines()[2].split() == [
-        "quota",
-        "1.0",
-        "MiB",
-        "1.0",
-        "MiB",
-        "0",
-        "B",
-        "100%",
-    ]
+    words = space_table(within).splitlines()[2].split()
+    assert words == ["quota", "1.0", "MiB", "1.0", "MiB", "0", "B", "100%"]
     assert space_fields(within)["quota"] == 1 << 20
     assert space_fields(within)["quota_free"] == 0
 
