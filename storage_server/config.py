@@ -17,7 +17,12 @@ from ffs.rpc.address import Address, parse_address, parse_addresses
 MAX_DOMAIN = 100
 
 UUID_PREFIX = "uuid:"  # of a device that is named by its uuid
-_DEVICE_WORDS = {"write-cache": WRITE_CACHES, "discard": DISCARDS, "role": ROLES[1:]}
+_DEVICE_WORDS = {
+    "write-cache": WRITE_CACHES,
+    "discard": DISCARDS,
+    "role": ROLES[1:],
+    "data": ("keep", "null"),
+}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -28,6 +33,7 @@ class DeviceChoice:
     write_cache: str = "auto"  # one of WRITE_CACHES
     discard: str = "auto"  # one of DISCARDS
     role: str = ""  # "" or one of ROLES: which chain tables use it
+    data: str = "keep"  # or "null": keeps records and no bytes, for measuring
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,11 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
     known = parser.parse_args(arguments)
     default_size = parse_size(known.device_size) if known.device_size else 0
     devices = tuple(parse_device(text, default_size) for text in known.device)
+    null = next((device.path for device in devices if device.data == "null"), None)
+    if null is not None and not known.allow_null_devices:
+        raise InvalidArgument(
+            "data=null stores nothing and is for measuring: give --allow-null-devices too", null
+        )
     if len({device.path for device in devices}) != len(devices):
         raise InvalidArgument("a device is named twice")
     if not 1 <= known.targets_per_device <= MAX_TARGETS_OF_DEVICE:
@@ -150,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH[:SIZE][,write-cache=auto|volatile|protected][,discard=auto|off|on][,role=kv|bulk]",
         help="a block device, a file, or uuid:UUID; repeatable; a file that doesn't exist is made with SIZE",
     )
+    add("--allow-null-devices", action="store_true", help=argparse.SUPPRESS)
     add("--device-size", default="", help="SIZE for devices that are given without one")
     add("--listen", default="127.0.0.1", help="host[:port]: host of all ports, port of the control server")
     add("--advertise-host", default="", help="numeric address that others reach this node by")

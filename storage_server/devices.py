@@ -166,9 +166,15 @@ async def prepare(
 
 def _format(plan: Plan, cluster: bytes, uuid: bytes, targets: tuple[int, ...]) -> DeviceInfo:
     path = plan.choice.path
+    null = plan.choice.data == "null"
     if not plan.make:
         device_format(
-            path, size_bytes=plan.choice.size_bytes, targets=targets, cluster=cluster, device_uuid=uuid
+            path,
+            size_bytes=plan.choice.size_bytes,
+            targets=targets,
+            cluster=cluster,
+            device_uuid=uuid,
+            null_data=null,
         )
     else:
         making = f"{path}.new"
@@ -184,6 +190,7 @@ def _format(plan: Plan, cluster: bytes, uuid: bytes, targets: tuple[int, ...]) -
                 cluster=cluster,
                 device_uuid=uuid,
                 sparse=True,
+                null_data=null,
             )
             os.rename(making, path)
         except FfsError as error:

@@ -108,7 +108,12 @@ async def _run_node(
     try:
         shards = []
         for device, choice in zip(devices, config.devices, strict=True):
-            add = partial(native.add_device, write_cache=choice.write_cache, discard=choice.discard)
+            add = partial(
+                native.add_device,
+                write_cache=choice.write_cache,
+                discard=choice.discard,
+                null_data=choice.data == "null",
+            )
             shards.append(await node.native(add, device.path))
         await node.start()
         loop = asyncio.get_running_loop()

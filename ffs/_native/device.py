@@ -62,12 +62,14 @@ def device_format(
     force: bool = False,
     sparse: bool = False,
     only_look: bool = False,
+    null_data: bool = False,
 ) -> None:
     """Makes a device (or a file of size_bytes) ready for `targets` of `cluster` (16 bytes).
 
     0 and zero bytes: chosen. Busy: in use; FfsError with EROFS: read-only; Exists: it holds something
     (force=True overwrites); NoSpace: too small (the message names the least size); InvalidArgument. Nothing
-    half made. only_look: refuses the same, and writes nothing."""
+    half made. only_look: refuses the same, and writes nothing. null_data: a file that keeps records and no
+    bytes, for measuring (docs/guides/bench.md, Null devices)."""
     if len(cluster) != 16 or len(device_uuid) != 16:
         raise InvalidArgument("a cluster id and a device uuid have 16 bytes")
     ids = ffi.new("uint64_t[]", list(targets))
@@ -82,6 +84,7 @@ def device_format(
     options.force = force
     options.sparse = sparse
     options.only_look = only_look
+    options.null_data = null_data
     options.cluster = list(cluster)
     options.device_uuid = list(device_uuid)
     check(lib.ffs_device_format(os.fsencode(path), options))

@@ -244,17 +244,24 @@ class NativeServer:
         return self._raw
 
     def add_device(
-        self, path: str | os.PathLike[str], *, write_cache: str = "auto", discard: str = "auto"
+        self,
+        path: str | os.PathLike[str],
+        *,
+        write_cache: str = "auto",
+        discard: str = "auto",
+        null_data: bool = False,
     ) -> ShardInfo:
         """Opens and recovers a device, binds the shard's port and socket. Blocking.
 
-        write_cache: one of WRITE_CACHES; discard: one of DISCARDS. Busy; FfsError with ENOMEDIUM (not
+        write_cache: one of WRITE_CACHES; discard: one of DISCARDS; null_data: it was formatted so, and keeps
+        no bytes (InvalidArgument where the device and this don't agree). Busy; FfsError with ENOMEDIUM (not
         formatted); ChecksumMismatch; Unsupported; ProtocolError (another cluster's); NoSpace (smaller than it
         was)."""
         options = ffi.new("ffs_device_options*")
         options.struct_size = ffi.sizeof("ffs_device_options")
         options.write_cache = WRITE_CACHES.index(write_cache)
         options.discard = DISCARDS.index(discard)
+        options.null_data = null_data
         out = ffi.new("ffs_shard_info*")
         check(lib.ffs_server_add_device(self.raw, os.fsencode(path), options, out))
         return ShardInfo(

@@ -83,6 +83,7 @@ def add_commands(commands: Commands) -> None:
         help=f"give up if it doesn't serve after so long (default: {READY_TIMEOUT_S:.0f})",
     )
     up.add_argument("--detach", action="store_true", help="return once it serves; ffs down stops it")
+    up.add_argument("--null-devices", action="store_true", help=argparse.SUPPRESS)
     up.add_argument("--supervise", action="store_true", help=argparse.SUPPRESS)
     up.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
     down = command(commands, "down", run_down, "stop a development cluster; its data stays", json_option=True)
@@ -119,6 +120,7 @@ def _shape(args: argparse.Namespace) -> Shape:
             bool(args.roles),
             args.metas or 1,
             choose_secret(args.secret_file, ""),
+            args.null_devices,
         )
     for option, asked, made in (
         ("--nodes", args.nodes, known.shape.nodes),
@@ -154,6 +156,7 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
         roles=shape.roles,
         metas=shape.metas,
         secret_file=shape.secret_file,
+        null_devices=shape.null_devices,
         timeout_s=args.timeout / 1000,
         until_eof=False,
         say=live.show,

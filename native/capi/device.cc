@@ -132,6 +132,7 @@ int ffs_device_format(const char* path, const ffs_format_options* given) {
   format.sparse = options.sparse != 0;
   format.overwrite = options.force != 0;
   format.only_look = options.only_look != 0;
+  format.null_data = options.null_data != 0;
   auto io = ffs::io::Io::create(ffs::io::Options{});
   if (!io.ok()) return ffs::capi::fail(io.error(), "format: starting I/O");
   const ffs::Status made = ffs::engine::ChunkStore::format(**io, path, format);

@@ -138,6 +138,7 @@ int ffs_server_add_device(ffs_server* server, const char* path, const ffs_device
   ffs::server::Server::DeviceOptions choices;
   choices.write_cache = static_cast<ffs::engine::WriteCache>(options.write_cache);
   choices.discard = static_cast<ffs::engine::Discard>(options.discard);
+  choices.null_data = options.null_data != 0;
   ffs::server::Failure failure;
   ffs::server::Shard* shard = server->server.add_device(path, choices, &failure);
   if (shard == nullptr) {

@@ -336,6 +336,7 @@ struct FormatOptions {
   bool sparse = false;         // a file: don't write it through once
   bool overwrite = false;      // format whatever is there (else EEXIST if it isn't blank)
   bool only_look = false;      // refuse what would be refused, and write nothing
+  bool null_data = false;      // a file: keeps records only, no chunk's bytes (docs/guides/bench.md); sparse
 };
 
 // Whether what the device has completed is lost by a power cut until it is flushed. automatic: as the kernel
@@ -365,6 +366,7 @@ struct OpenOptions {
   Uuid cluster{};  // refused with EXDEV if the device belongs to another
   WriteCache write_cache = WriteCache::automatic;
   Discard discard = Discard::automatic;
+  bool null_data = false;  // the device is one that was formatted so, and the Io is io::NullIo; else EINVAL
   size_t scratch_bytes = 64u << 20;         // the store's own buffers: journal, snapshots, bounces
   size_t overlay_bytes = 16u << 20;         // small updates that wait to be applied in place
   size_t replay_overlay_bytes = 64u << 20;  // of them in memory while the journal is replayed; the rest is

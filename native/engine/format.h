@@ -34,8 +34,9 @@ constexpr uint32_t kSnapshotMagic = 0x31534646;  // "FFS1"
 // ro_compat bit refuses writing (so opening), an unknown compat bit is ignored and kept.
 constexpr uint64_t kIncompatTransfers = 1;  // the journal may hold record types 10 to 13
 constexpr uint64_t kIncompatMoves = 2;      // and of type 14
+constexpr uint64_t kIncompatNull = 4;       // a null device: nothing is stored where the chunks lie
 constexpr uint64_t kOurIncompat = kIncompatTransfers | kIncompatMoves;  // set on what this program writes
-constexpr uint64_t kKnownIncompat = kOurIncompat;
+constexpr uint64_t kKnownIncompat = kOurIncompat | kIncompatNull;
 constexpr uint64_t kKnownReadOnlyCompat = 0;
 
 constexpr uint32_t kNoArea = 0xffffffff;

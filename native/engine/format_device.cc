@@ -126,6 +126,8 @@ Status format_opened(io::Io& io, const io::Device& device, const std::string& pa
       return open_error(ENOSPC, "the device is smaller than asked", "it has %llu bytes, asked for %llu",
                         number_of(device.size_bytes), number_of(size));
   }
+  if (device.block_device && options.null_data)
+    return open_error(EINVAL, "a null device is a file", "this is a block device");
   const uint32_t sector = options.sector_bytes != 0 ? options.sector_bytes : device.sector_bytes;
   if (device.block_device && sector != device.sector_bytes) {
     return open_error(EINVAL, "the device has other sectors", "of %u bytes, asked for %u",
@@ -164,7 +166,8 @@ Status ChunkStore::format(io::Io& io, const std::string& path, const FormatOptio
     if (options.only_look && exists && !over_it)
       return open_at_path(path, Error::of(EEXIST, "the device file exists"));
     if (options.only_look) return ok_status();
-    Status filled = io::make_device_file(path, options.size_bytes / kBlock * kBlock, options.sparse, over_it);
+    Status filled = io::make_device_file(path, options.size_bytes / kBlock * kBlock,
+                                         options.sparse || options.null_data, over_it);
     if (!filled.ok()) return open_at_path(path, filled.error());
   }
   OpenDevice opened;

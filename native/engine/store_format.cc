@@ -93,7 +93,7 @@ Superblock make_superblock(const FormatOptions& options, uint64_t size_bytes, ui
   Superblock super{};
   std::memcpy(super.magic, kSuperblockMagic, sizeof super.magic);
   super.format_version = kFormatVersion;
-  super.incompat = kOurIncompat;
+  super.incompat = kOurIncompat | (options.null_data ? kIncompatNull : 0);
   Uuid device = is_zero(options.device) ? random_uuid() : options.device;
   std::memcpy(super.cluster, options.cluster.data(), 16);
   std::memcpy(super.device, device.data(), 16);

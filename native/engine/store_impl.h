@@ -102,6 +102,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   ~Impl();
 
   // --- opening and closing (store_open.cc, replay.cc)
+  Status begin_null();
   Status start(uint64_t device_bytes);
   Status recover();
   Status upgrade_format();

@@ -99,6 +99,20 @@ Status ChunkStore::Impl::sync_now() {
   return open_error(-rc, "flushing the device", "error %d", -rc);
 }
 
+// A null device has nothing where its chunks lie, and a device with bytes must never be taken for one.
+Status ChunkStore::Impl::begin_null() {
+  const bool is_null = (super.incompat & kIncompatNull) != 0;
+  if (is_null && !options.null_data) {
+    return open_error(EINVAL, "a null device, for measuring: it holds no data",
+                      "a server opens it with data=null and --allow-null-devices");
+  }
+  if (!is_null && options.null_data) {
+    return open_error(EINVAL, "this device holds data: it can't be opened as a null device",
+                      "a null device is one that was formatted as one");
+  }
+  return is_null ? io.make_null(file, super.data_offset) : ok_status();
+}
+
 Status ChunkStore::Impl::start(uint64_t device_bytes) {
   std::unique_ptr<uint8_t, void (*)(void*)> blocks(
       static_cast<uint8_t*>(std::aligned_alloc(kBlock, 2 * kBlock)), std::free);
@@ -112,6 +126,7 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
                       "its cluster id begins with %02x%02x%02x%02x", super.cluster[0], super.cluster[1],
                       super.cluster[2], super.cluster[3]);
   }
+  FFS_TRY_STATUS(begin_null());
   io::BufferPool::Options memory;
   memory.arena_bytes = options.scratch_bytes;
   FFS_TRY(scratch, io::BufferPool::create(&io, memory));

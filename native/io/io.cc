@@ -15,6 +15,7 @@
 #include <mutex>
 #include <thread>
 
+#include "io/null_io.h"
 #include "io/pread_io.h"
 #include "io/uring_io.h"
 
@@ -28,6 +29,8 @@ const char* backend_name(Backend backend) {
       return "pread";
     case Backend::sim:
       return "sim";
+    case Backend::null:
+      return "null";
   }
   return "?";
 }
@@ -301,8 +304,16 @@ int32_t Io::discard_now(int fd, uint64_t offset, uint64_t length) {
   return ::fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(length)) == 0 ? 0 : -errno;
 }
 
+Status Io::make_null(File, uint64_t) {
+  return Error::of(ENOTSUP, "this backend has no null devices");
+}
+
 Result<std::unique_ptr<Io>> Io::create(const Options& options) {
   std::string reason;
+  if (options.backend == Backend::null) {
+    FFS_TRY(auto null, NullIo::create(options));
+    return std::unique_ptr<Io>(std::move(null));
+  }
   if (options.backend == Backend::uring) {
     auto ring = UringIo::create(options, &reason);
     if (ring.ok()) return std::unique_ptr<Io>(std::move(ring.value()));

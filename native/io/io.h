@@ -12,7 +12,7 @@
 //
 // Three backends: `uring` (io_uring), `pread` (a few threads; where io_uring is refused) and
 // `sim` (io/sim.h; memory, deterministic, for crash tests). Their semantics are the same but for
-// regions, which only `uring` has.
+// regions, which only `uring` has. A fourth, `null` (io/null_io.h), is for measuring.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ constexpr uint32_t kBlockBytes = 4096;  // what O_DIRECT offsets, lengths and ad
 constexpr size_t kMaxRegionBytes = 1ull << 30;
 constexpr size_t kClientExtentBytes = 64ull << 20;  // foreign regions are registered in such extents
 
-enum class Backend : uint8_t { uring, pread, sim };
+enum class Backend : uint8_t { uring, pread, sim, null };
 const char* backend_name(Backend backend);
 
 // A file known to the Io (a registered file on io_uring).
@@ -42,6 +42,7 @@ struct File {
 // of pages. A default Region means plain memory and is always allowed.
 struct Region {
   int32_t index = -1;
+  bool foreign = false;  // a client's memory, which no instruction of ours may write
   bool registered() const { return index >= 0; }
 };
 
@@ -126,7 +127,7 @@ class Gate {
 
 struct Options {
   // `pread` forces the fallback. `uring` tries io_uring and falls back with a line on stderr that
-  // says why (a container without it, an old kernel).
+  // says why (a container without it, an old kernel). `null` needs io_uring.
   Backend backend = Backend::uring;
   uint32_t entries = 1024;  // ops in flight; more than that wait inside the Io, none is refused
   uint32_t max_files = 64;
@@ -150,6 +151,8 @@ class Io {
   // --- files. The descriptor stays the caller's: it must be open until remove_file.
   virtual Result<File> add_file(int fd) = 0;
   virtual void remove_file(File file) = 0;  // nothing in flight on it
+  // From here on nothing moves beyond that byte of the file, and nothing is flushed. Of `null` only: ENOTSUP.
+  virtual Status make_null(File file, uint64_t from);
 
   // --- device operations. Offsets, lengths and addresses are multiples of kBlockBytes where the
   // file was opened with O_DIRECT. `region` says that [memory, memory + length) lies inside that

@@ -30,6 +30,11 @@ constexpr uint32_t kSubmitBytes = 1u << 20;
 
 Result<std::unique_ptr<UringIo>> UringIo::create(const Options& options, std::string* reason) {
   std::unique_ptr<UringIo> io(new UringIo);
+  FFS_TRY_STATUS(io->open(options, reason));
+  return io;
+}
+
+Status UringIo::open(const Options& options, std::string* reason) {
   auto refused = [&](const char* step, int error) {
     *reason = std::string(step) + ": " + std::strerror(error);
     return Error::of(error, step);
@@ -46,23 +51,23 @@ Result<std::unique_ptr<UringIo>> UringIo::create(const Options& options, std::st
   for (unsigned extra : {best, 0u}) {  // kernels before 6.1 know less
     io_uring_params params = wanted;
     params.flags = base | extra;
-    rc = io_uring_queue_init_params(options.entries, &io->ring_, &params);
+    rc = io_uring_queue_init_params(options.entries, &ring_, &params);
     if (rc == 0 || rc != -EINVAL) break;
   }
   if (rc != 0) return refused("io_uring_setup", -rc);
-  io->ring_made_ = true;
-  if ((io->ring_.features & IORING_FEAT_EXT_ARG) == 0) return refused("io_uring without timed waits", ENOSYS);
-  rc = io_uring_register_files_sparse(&io->ring_, options.max_files);
+  ring_made_ = true;
+  if ((ring_.features & IORING_FEAT_EXT_ARG) == 0) return refused("io_uring without timed waits", ENOSYS);
+  rc = io_uring_register_files_sparse(&ring_, options.max_files);
   if (rc != 0) return refused("io_uring registered files", -rc);
-  io->fds_.assign(options.max_files, -1);
-  io->limit_ = options.entries;
-  if (io_uring_register_buffers_sparse(&io->ring_, options.max_regions) == 0) {
-    io->regions_available_ = true;
-    io->region_used_.assign(options.max_regions, false);
-    for (uint32_t i = options.max_regions; i-- > 0;) io->free_regions_.push_back(static_cast<int32_t>(i));
+  fds_.assign(options.max_files, -1);
+  limit_ = options.entries;
+  if (io_uring_register_buffers_sparse(&ring_, options.max_regions) == 0) {
+    regions_available_ = true;
+    region_used_.assign(options.max_regions, false);
+    for (uint32_t i = options.max_regions; i-- > 0;) free_regions_.push_back(static_cast<int32_t>(i));
   }
-  io->arm_wake();
-  return io;
+  arm_wake();
+  return ok_status();
 }
 
 UringIo::~UringIo() {

@@ -11,7 +11,7 @@
 
 namespace ffs::io {
 
-class UringIo final : public Io {
+class UringIo : public Io {
  public:
   // On failure *reason says which step the kernel refused.
   static Result<std::unique_ptr<UringIo>> create(const Options& options, std::string* reason);
@@ -30,9 +30,13 @@ class UringIo final : public Io {
   void unregister_region(Region region) override;
   int run_once(int64_t timeout_us) override;
 
+ protected:
+  UringIo() = default;
+  Status open(const Options& options, std::string* reason);
+  int descriptor(File file) const { return fds_[static_cast<size_t>(file.index)]; }
+
  private:
   struct Discard;
-  UringIo() = default;
   void start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* memory, uint32_t length,
              Region region);
   bool prepare(Op* op);  // false: no free entry in the submission queue

@@ -85,6 +85,7 @@ void Regions::prepared(io::Op* op) {
     auto registered = self->io_.register_region(region->mapping.data(), region->size);
     if (registered.ok()) {
       region->registered = *registered;
+      region->registered.foreign = true;
     } else {
       log(LogLevel::kDebug, "region %llu: reads go through server memory: %s",
           static_cast<unsigned long long>(region->id), registered.error().what);

@@ -23,6 +23,7 @@ Shard* Server::add_device(const std::string& path, const DeviceOptions& options,
   config.device_path = path;
   config.write_cache = options.write_cache;
   config.discard = options.discard;
+  config.null_data = options.null_data;
   auto shard = Shard::open(config, failure);
   if (shard == nullptr) return nullptr;
   for (const TargetId id : shard->targets()) {

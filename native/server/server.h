@@ -22,6 +22,7 @@ class Server {
   struct DeviceOptions {
     engine::WriteCache write_cache = engine::WriteCache::automatic;
     engine::Discard discard = engine::Discard::automatic;
+    bool null_data = false;
   };
   Shard* add_device(const std::string& path, const DeviceOptions& options, Failure* failure);
   Shard* add_device(const std::string& path, Failure* failure) { return add_device(path, {}, failure); }

@@ -78,11 +78,12 @@ void Shard::main() {
 Status Shard::open_all() {
   FFS_TRY(host_id_, net::host_id());
   io::Options options;
-  options.backend = config_.backend;
+  options.backend = config_.null_data ? io::Backend::null : config_.backend;
   FFS_TRY(io_, io::Io::create(options));
   engine::OpenOptions open_options;
   open_options.write_cache = config_.write_cache;
   open_options.discard = config_.discard;
+  open_options.null_data = config_.null_data;
   std::memcpy(open_options.cluster.data(), config_.cluster.data(), open_options.cluster.size());
   auto store = engine::ChunkStore::open(*io_, config_.device_path, open_options);
   if (!store.ok()) {
@@ -135,6 +136,7 @@ Status Shard::open_all() {
 // What was chosen for this device, and why.
 void Shard::tell_choices() const {
   const char* path = config_.device_path.c_str();
+  if (config_.null_data) log(LogLevel::kWarning, "device %s: a null device: it keeps no data", path);
   const std::string& reason = io_->fallback_reason();
   if (!reason.empty()) {
     log(LogLevel::kWarning, "device %s: I/O by pread/pwrite threads: %s", path, reason.c_str());

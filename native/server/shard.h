@@ -44,6 +44,7 @@ struct ShardConfig {
   std::string device_path;
   engine::WriteCache write_cache = engine::WriteCache::automatic;
   engine::Discard discard = engine::Discard::automatic;
+  bool null_data = false;  // a device for measuring, which keeps no bytes (io/null_io.h)
   std::string bind_host;   // numeric
   uint16_t port = 0;       // 0: any
   std::string socket_dir;  // empty: no `local`

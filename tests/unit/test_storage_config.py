@@ -58,6 +58,14 @@ def test_device_options() -> None:
     assert config.devices[1] == DeviceChoice("/dev/y", 1 << 30, role="kv")
 
 
+def test_null_devices_are_asked_for_twice() -> None:
+    null = "--device=/n:1G,data=null"
+    with pytest.raises(InvalidArgument, match=r"/n.*--allow-null-devices"):
+        parse_config([*BASE, null])
+    assert parse_config([*BASE, null, "--allow-null-devices"]).devices[1].data == "null"
+    assert parse_config([*BASE, "--allow-null-devices"]).devices[0].data == "keep"
+
+
 def test_an_existing_path_with_a_comma_is_a_path(tmp_path: Path) -> None:
     path = tmp_path / "disk,role=kv"
     path.touch()

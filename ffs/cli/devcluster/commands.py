@@ -40,10 +40,12 @@ def storage(
     *,
     roles: bool = False,
     secret_file: str = "",
+    null_devices: bool = False,
 ) -> list[str]:
     labelled = [f"--domain={domain}"] if domain else []
+    null = ",data=null" if null_devices else ""
     places = [
-        f"--device={path},role={role}" if role else f"--device={path}"
+        f"--device={path}{null},role={role}" if role else f"--device={path}{null}"
         for role, path in devices(home, roles=roles).items()
     ]
     return [
@@ -57,6 +59,7 @@ def storage(
         "--listen=127.0.0.1:0",
         "--pool-size=256M",
         "--start-timeout-s=50",
+        *(["--allow-null-devices"] if null_devices else []),
         *labelled,
         *_secret(secret_file),
     ]

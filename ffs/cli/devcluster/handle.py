@@ -35,6 +35,7 @@ def launch(
     roles: bool = False,
     metas: int = 1,
     secret_file: str = "",
+    null_devices: bool = False,
     timeout_s: float | None = None,
     until_eof: bool,
     say: Callable[[str], None] = lambda line: None,
@@ -61,6 +62,8 @@ def launch(
         command.append(f"--metas={metas}")
     if secret_file:
         command.append(f"--secret-file={secret_file}")
+    if null_devices:
+        command.append("--null-devices")
     if timeout_s is not None:
         command.append(f"--timeout={timeout_s}")
     if until_eof:
@@ -108,10 +111,18 @@ class DevCluster:
         roles: bool = False,
         metas: int = 1,
         secret_file: str = "",
+        null_devices: bool = False,
     ) -> None:
         self.directory = Directory(directory)
         self._shape = Shape(
-            nodes, replicas, device_bytes, domains, roles=roles, metas=metas, secret_file=secret_file
+            nodes,
+            replicas,
+            device_bytes,
+            domains,
+            roles=roles,
+            metas=metas,
+            secret_file=secret_file,
+            null_devices=null_devices,
         )
         self._failure_timeout_s = failure_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,6 +140,7 @@ class DevCluster:
             roles=self._shape.roles,
             metas=self._shape.metas,
             secret_file=self._shape.secret_file,
+            null_devices=self._shape.null_devices,
             until_eof=True,
             say=say,
         )

@@ -39,6 +39,7 @@ class Shape(msgspec.Struct, frozen=True):
     roles: bool = False  # each server has a device of role kv and one of role bulk, of device_bytes each
     metas: int = 1  # metadata services, over one store
     secret_file: str = ""  # absolute path of the cluster secret; "": none
+    null_devices: bool = False  # devices that keep records and no bytes, for measuring
 
 
 class ClusterFile(msgspec.Struct, frozen=True):

@@ -249,6 +249,7 @@ class Supervisor:
             domain,
             roles=shape.roles,
             secret_file=shape.secret_file,
+            null_devices=shape.null_devices,
         )
         return self._spawn(name, command)
 

@@ -55,6 +55,8 @@ typedef struct {
   uint32_t only_look;        /* say what it would refuse, and write nothing */
   uint8_t cluster[16];
   uint8_t device_uuid[16];   /* zero: drawn */
+  uint32_t null_data;        /* a file: keeps records only, no chunk's bytes; for measuring */
+  uint32_t reserved;
 } ffs_format_options;
 
 typedef struct {
@@ -277,7 +279,7 @@ typedef struct {
   uint32_t struct_size;
   uint32_t write_cache;      /* 0: as the kernel says, 1: volatile (flushed), 2: protected (never flushed) */
   uint32_t discard;          /* of freed slabs: 0: where the device can, 1: off, 2: on */
-  uint32_t reserved;
+  uint32_t null_data;        /* the device was formatted with null_data; else, and without, EINVAL */
 } ffs_device_options;
 
 /* How a chain keeps a space (docs/craq.md, Eviction). */
