@@ -60,7 +60,7 @@ def test_device_options() -> None:
 
 def test_null_devices_are_asked_for_twice() -> None:
     null = "--device=/n:1G,data=null"
-    with pytest.raises(InvalidArgument, match=r"/n.*--allow-null-devices"):
+    with pytest.raises(InvalidArgument, match=r"--allow-null-devices.*/n"):
         parse_config([*BASE, null])
     assert parse_config([*BASE, null, "--allow-null-devices"]).devices[1].data == "null"
     assert parse_config([*BASE, "--allow-null-devices"]).devices[0].data == "keep"
