@@ -58,7 +58,7 @@ def remote_paths(client: Client, text: str) -> list[str]:
                 found.append(typed + name + ("/" if entry.type == records.DIRECTORY else ""))
         if not page.more or not page.entries:
             return found
-        request = meta.ReadDir(ino=page.ino, after=page.entries[-1].name, limit=_PAGE)
+        request = meta.ReadDir(ino=page.ino, after=page.entries[-1].name, limit=_PAGE, ticket=page.ticket)
     return found
 
 

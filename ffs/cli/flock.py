@@ -59,11 +59,11 @@ def run_flock(args: argparse.Namespace) -> int:
                 ended += client.break_locks(place.path, entries=True)
             return _show(args, ended)
         try:
-            ino = client.stat(place.path).st_ino
+            ino, ticket = client.ticket(place.path)
         except FileNotFoundError:
             with client.open(place.path, "ab"):  # two that come at once make one file
-                ino = client.stat(place.path).st_ino
-        lock = Lock(client.core_of_process, ino, place.path)
+                ino, ticket = client.ticket(place.path)
+        lock = Lock(client.core_of_process, ino, place.path, ticket)
         timeout = 0.0 if args.nonblock else None if args.wait is None else args.wait / 1000
         holders = lock.acquire(exclusive=not args.shared, timeout=timeout)
         if holders:

@@ -227,7 +227,11 @@ class AsyncClient:
             if not page.more or not page.entries:
                 return
             request = meta.ReadDir(
-                ino=page.ino, after=page.entries[-1].name, limit=limit, attributes=attributes
+                ino=page.ino,
+                after=page.entries[-1].name,
+                limit=limit,
+                attributes=attributes,
+                ticket=page.ticket,
             )
 
     async def stat_all(

@@ -100,6 +100,11 @@ class File(io.RawIOBase):
         return self._open_file.ino
 
     @property
+    def ticket(self) -> bytes:
+        """What requests carry that name the inode by its id (docs/metadata.md, Tickets)."""
+        return self._open_file.ticket
+
+    @property
     def placement(self) -> Placement:
         """Layout and chains: `placement.layout.chunk_size`, `placement.chain_of_index(i)`. May block."""
         return self._open_file.placement
@@ -376,7 +381,7 @@ class File(io.RawIOBase):
         self._check_open()
         lock = self._lock
         if lock is None:
-            lock = self._lock = Lock(self.client.core_of_process, self.inode, self.name)
+            lock = self._lock = Lock(self.client.core_of_process, self.inode, self.name, self.ticket)
         lock.flock(operation)
 
     # --- ending -----------------------------------------------------------------------------
@@ -458,6 +463,7 @@ class File(io.RawIOBase):
             None,
             None,
             self._position,
+            self.ticket,
         )
 
     # --- checks -----------------------------------------------------------------------------
@@ -504,10 +510,11 @@ def reopen(
     errors_: str | None,
     newline: str | None,
     position: int,
+    ticket: bytes,
 ) -> Any:
     """Make again a file that was open for reading, in the process that unpickles it."""
     from ffs.client.opening import open_file
 
-    file = open_file(client, path, mode, buffering, encoding, errors_, newline, ino=ino)
+    file = open_file(client, path, mode, buffering, encoding, errors_, newline, ino=ino, ticket=ticket)
     file.seek(position)
     return file

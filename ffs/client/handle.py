@@ -59,6 +59,8 @@ class OpenFile:
         self.flags = flags
         self.writing = bool(flags & meta.OPEN_WRITE)
         self.ino = 0
+        self.ticket = b""
+        """What requests by inode id carry (docs/metadata.md, Tickets)."""
         self.epoch = 0
         self.length = 0
         """As far as is known here: at open, at the last look, and what was written here."""
@@ -100,6 +102,7 @@ class OpenFile:
         self._session_core = core
         self._session = session
         self.ino = opened.ino
+        self.ticket = opened.ticket
         self._handle = opened.handle
         self.epoch = opened.attributes.epoch
         self.layout = opened.attributes.layout
@@ -126,7 +129,7 @@ class OpenFile:
             )
         again = self.flags & (meta.OPEN_READ | meta.OPEN_WRITE | meta.OPEN_APPEND)
         end = self._unreported_end if self._session_core is core else 0
-        opened = self.open(meta.Open(ino=self.ino, flags=again))
+        opened = self.open(meta.Open(ino=self.ino, flags=again, ticket=self.ticket))
         self._unreported_end = end
         self.length = max(opened.attributes.length, end)
         if self._session is None:
@@ -157,7 +160,9 @@ class OpenFile:
                 if self._native_id == 0:
                     rights = RIGHT_READ if self.flags & meta.OPEN_READ else 0
                     rights |= RIGHT_WRITE if self.writing else 0
-                    self._native_id = session.add_capability(self.ino, self._handle, rights, *self._grant)
+                    self._native_id = session.add_capability(
+                        self.ino, self._handle, rights, *self._grant, self.ticket
+                    )
                 native_id = self._native_id
         return native_id
 
@@ -249,7 +254,7 @@ class OpenFile:
         def work(session: Session, extent: Extent) -> None:
             extent = self._with_room(session, offset + length)
             # Judged first: what was made up to a failure would take the room of others, and stay.
-            room = self._core().ask(meta.StatFs(ino=self.ino), meta.StatFsReply)
+            room = self._core().ask(meta.StatFs(ino=self.ino, ticket=self.ticket), meta.StatFsReply)
             wanted = length if length > room.total_bytes else 0
             wanted = wanted or sparse.lacking_bytes(session.rings, session, extent, offset, length)
             if wanted > room.free_bytes:
@@ -365,12 +370,14 @@ class OpenFile:
 
     def look(self) -> meta.Attributes:
         """Ask for the attributes and take the length. Blocking."""
-        return self._take_attributes(self._core().ask(meta.Stat(ino=self.ino), meta.StatReply))
+        return self._take_attributes(
+            self._core().ask(meta.Stat(ino=self.ino, ticket=self.ticket), meta.StatReply)
+        )
 
     def look_beyond(self) -> None:
         """A reader is at the end, which may lie further out by now. Without metadata services the known one
         stands."""
-        reply = self._core().ask_if_there(meta.Stat(ino=self.ino), meta.StatReply)
+        reply = self._core().ask_if_there(meta.Stat(ino=self.ino, ticket=self.ticket), meta.StatReply)
         if reply is not None:
             self._take_attributes(reply)
 
@@ -401,7 +408,7 @@ class OpenFile:
     def truncate(self, length: int) -> None:
         """Set the length; what lies beyond is gone, what is added reads as zeros. Blocking."""
         session = self._live()
-        request = meta.Truncate(ino=self.ino, handle=self._handle, length=length)
+        request = meta.Truncate(ino=self.ino, handle=self._handle, length=length, ticket=self.ticket)
         reply = session.call(request, meta.TruncateReply)
         self._room.hear(reply.epoch, reply.reserved)
         with self._lock:
@@ -418,7 +425,9 @@ class OpenFile:
     def publish(self, target: bytes, *, replace: bool) -> None:
         """Give an unnamed file (OPEN_TMPFILE) its name, in one transaction. Blocking."""
         self.report()
-        request = meta.Link(ino=self.ino, handle=self._handle, target=target, replace=replace)
+        request = meta.Link(
+            ino=self.ino, handle=self._handle, target=target, replace=replace, ticket=self.ticket
+        )
         self._live().call(request, meta.StatReply)
 
     def close(self) -> None:

@@ -133,4 +133,5 @@ class FileText(_Layer, io.TextIOWrapper):
             self.errors,
             self.newline,
             self.tell(),
+            raw.ticket,
         )

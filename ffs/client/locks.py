@@ -34,10 +34,13 @@ def describe_holders(holders: list[LockHolder]) -> str:
 class Lock:
     """One lock of one inode, held or not. Thread-safe; a waiting `acquire` keeps other threads from it."""
 
-    def __init__(self, core: Callable[[], Core], ino: int, path: str, kind: int = LOCK_FLOCK) -> None:
-        """`core` gives the core of the calling process."""
+    def __init__(
+        self, core: Callable[[], Core], ino: int, path: str, ticket: bytes, kind: int = LOCK_FLOCK
+    ) -> None:
+        """`core` gives the core of the calling process; `ticket` is that of `ino`."""
         self._core = core
         self._ino = ino
+        self._ticket = ticket
         self._path = path
         self._kind = kind
         self._owner = secrets.randbits(63)
@@ -76,7 +79,12 @@ class Lock:
         for turn in range(3):
             session = self._core().session()
             request = meta.Lock(
-                ino=self._ino, kind=self._kind, owner=self._owner, exclusive=exclusive, wait_ms=wait_ms
+                ino=self._ino,
+                kind=self._kind,
+                owner=self._owner,
+                exclusive=exclusive,
+                wait_ms=wait_ms,
+                ticket=self._ticket,
             )
             try:
                 # Given up in the middle, it may be taken all the same: then it is released at once.
@@ -90,7 +98,7 @@ class Lock:
         raise AssertionError("unreachable")
 
     def _unlock(self) -> meta.Unlock:
-        return meta.Unlock(ino=self._ino, kind=self._kind, owner=self._owner)
+        return meta.Unlock(ino=self._ino, kind=self._kind, owner=self._owner, ticket=self._ticket)
 
     def release(self) -> None:
         """Let go; nothing if it isn't held here. Blocking."""
@@ -117,10 +125,12 @@ class Lock:
 class DirectoryLock:
     """What `Client.lock_directory` returns: the lock of a directory's entries, held. A context manager."""
 
-    def __init__(self, core: Callable[[], Core], ino: int, path: str, timeout: float | None) -> None:
+    def __init__(
+        self, core: Callable[[], Core], ino: int, path: str, ticket: bytes, timeout: float | None
+    ) -> None:
         """Takes it. Raises Busy, naming the holder, if it isn't free in time."""
         self._path = path
-        self._lock = Lock(core, ino, path, LOCK_ENTRIES)
+        self._lock = Lock(core, ino, path, ticket, LOCK_ENTRIES)
         holders = self._lock.acquire(timeout=timeout)
         if holders:
             raise Busy(f"the directory is locked by {describe_holders(holders)}", path)

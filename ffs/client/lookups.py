@@ -47,6 +47,11 @@ class Lookups:
         request = meta.Stat(path=wire_path(path), follow=follow_symlinks)
         return self.core.ask(request, meta.StatReply).attributes
 
+    def ticket(self, path: PathLike) -> tuple[int, bytes]:
+        """The inode id of what is at `path`, and what requests that name it by its id carry."""
+        reply = self.core.ask(meta.Stat(path=wire_path(path), want_ticket=True), meta.StatReply)
+        return reply.attributes.ino, reply.ticket
+
     def stat(self, path: PathLike, *, follow_symlinks: bool = True) -> os.stat_result:
         """As os.stat. There is no atime; st_atime repeats st_mtime."""
         request = meta.Stat(path=wire_path(path), follow=follow_symlinks)
@@ -138,7 +143,11 @@ class Lookups:
             if not page.more or not page.entries:
                 return
             request = meta.ReadDir(
-                ino=page.ino, after=page.entries[-1].name, limit=_PAGE_ENTRIES, attributes=attributes
+                ino=page.ino,
+                after=page.entries[-1].name,
+                limit=_PAGE_ENTRIES,
+                attributes=attributes,
+                ticket=page.ticket,
             )
 
     def walk(

@@ -211,8 +211,8 @@ class Namespace(Lookups):
         timeout: seconds to wait for who has it, 0 not at all, None as long as it takes; then Busy. The lock
         ends by `release`, at the end of `with`, and with this process's session; a child of fork doesn't have
         it. Needs write and search permission. Blocking."""
-        ino = self.attributes(path).ino
-        return DirectoryLock(self.core_of_process, ino, check_path(path), timeout)
+        ino, ticket = self.ticket(path)
+        return DirectoryLock(self.core_of_process, ino, check_path(path), ticket, timeout)
 
     def locks(self, path: PathLike) -> list[LockHolder]:
         """Who holds locks of what is at `path`. Blocking."""

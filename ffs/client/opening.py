@@ -75,8 +75,9 @@ def open_file(
     stripe: int | None = None,
     atomic: bool = False,
     ino: int = 0,
+    ticket: bytes = b"",
 ) -> Any:
-    """`open_path` under a given client; `ino` != 0 names the inode itself."""
+    """`open_path` under a given client; `ino` != 0 names the inode itself, with what opening it gave."""
     parsed = parse_mode(mode)
     layout_given = not (table is None and chunk_size is None and stripe is None)
     check_arguments(parsed, buffering, encoding, errors_, newline, atomic=atomic, layout=layout_given)
@@ -85,7 +86,7 @@ def open_file(
     if atomic:
         raw = _open_unnamed(client, text, parsed, permissions, layout)
     else:
-        raw = _open_named(client, text, parsed, permissions, layout, ino)
+        raw = _open_named(client, text, parsed, permissions, layout, ino, ticket)
     try:
         top = _wrap(raw, parsed, mode, buffering, encoding, errors_, newline)
     except BaseException:
@@ -96,7 +97,13 @@ def open_file(
 
 
 def _open_named(
-    client: Client, path: str, mode: Mode, permissions: int, layout: meta.LayoutChoice | None, ino: int
+    client: Client,
+    path: str,
+    mode: Mode,
+    permissions: int,
+    layout: meta.LayoutChoice | None,
+    ino: int,
+    ticket: bytes,
 ) -> File:
     handle = OpenFile(client.core_of_process, path, flags_of(mode))
     request = meta.Open(
@@ -105,6 +112,7 @@ def _open_named(
         flags=handle.flags,
         mode=permissions & 0o7777 & ~client.core.umask,
         layout=layout,
+        ticket=ticket,
     )
     opened = handle.open(request)
     try:

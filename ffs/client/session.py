@@ -38,14 +38,17 @@ _log = logging.getLogger(__name__)
 class CapabilityEntry:
     """One capability that is kept alive: for which inode, by which write session, known to native as."""
 
-    __slots__ = ("failure", "handle", "ino", "native_id", "renew_at", "rights")
+    __slots__ = ("failure", "handle", "ino", "native_id", "renew_at", "rights", "ticket")
 
-    def __init__(self, ino: int, handle: int, rights: int, native_id: int, renew_at: float) -> None:
+    def __init__(
+        self, ino: int, handle: int, rights: int, native_id: int, renew_at: float, ticket: bytes
+    ) -> None:
         self.ino = ino
         self.handle = handle
         self.rights = rights
         self.native_id = native_id
         self.renew_at = renew_at
+        self.ticket = ticket
         self.failure: FfsError | None = None
         """Why the service refused the last renewal."""
 
@@ -185,10 +188,12 @@ class Session:
         said, at = self._clock_base
         return said + int((time.monotonic() - at) * 1000)
 
-    def add_capability(self, ino: int, handle: int, rights: int, capability: bytes, expiry_ms: int) -> int:
+    def add_capability(
+        self, ino: int, handle: int, rights: int, capability: bytes, expiry_ms: int, ticket: bytes
+    ) -> int:
         """Hand a capability to native and keep it renewed until `drop_capability`. Returns native's id."""
         native_id: int = self.native.add_capability(capability)
-        entry = CapabilityEntry(ino, handle, rights, native_id, self._renewal_time(expiry_ms))
+        entry = CapabilityEntry(ino, handle, rights, native_id, self._renewal_time(expiry_ms), ticket)
         self._capabilities[native_id] = entry
         return native_id
 
@@ -207,7 +212,12 @@ class Session:
         """Renew at the metadata service now. Returns the space's epoch. Blocking; raises as Caller.call."""
         entry = self._capabilities[native_id]
         request = meta.CapabilityRenew(
-            ino=entry.ino, handle=entry.handle, rights=entry.rights, client=self.client_id, creds=self.creds
+            ino=entry.ino,
+            handle=entry.handle,
+            rights=entry.rights,
+            client=self.client_id,
+            creds=self.creds,
+            ticket=entry.ticket,
         )
         reply = self._caller.call(request, meta.CapabilityReply, policy=ONCE if once else None)
         self.replace_capability(native_id, reply.capability, reply.capability_expiry_ms)

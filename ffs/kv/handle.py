@@ -141,7 +141,7 @@ class Handle:
         self.note_ttl(attributes.kv.ttl_ms)
         rights = RIGHT_READ | (RIGHT_WRITE if self._write else 0)
         self._capability = session.add_capability(
-            opened.ino, 0, rights, opened.capability, opened.capability_expiry_ms
+            opened.ino, 0, rights, opened.capability, opened.capability_expiry_ms, opened.ticket
         )
         self._core, self._session = core, session
         self.generation += 1

@@ -7,7 +7,9 @@ Requests that only read ignore the identity (client 0 will do).
 
 Paths are absolute, bytes, `/`-separated; "." and ".." are walked as POSIX walks them. Where a
 request has both `ino` and `path`, `ino` != 0 names the object itself and the path is unused: that
-is how one acts on an open file. Times are ns since the epoch, lengths bytes.
+is how one acts on an open file. Unless root asks, such a request carries the `ticket` that came with the
+reply by which the asker came to know the object by a path (Opened, KvOpened, ReadDirReply with `more`,
+StatReply where it was wanted): docs/metadata.md, Tickets. Times are ns since the epoch, lengths bytes.
 
 Any request may be answered by common.ErrorReply. REPLY_OF maps request to reply class; `REQUESTS`
 and `REPLIES` are the unions to decode. docs/metadata.md, Messages.
@@ -137,10 +139,13 @@ class Stat(Request, tag=16, kw_only=True):
     path: bytes = b""
     ino: int = 0
     follow: bool = True
+    ticket: bytes = b""
+    want_ticket: bool = False  # of what `path` leads to, in the reply
 
 
 class StatReply(Message, tag=17, kw_only=True):
     attributes: Attributes
+    ticket: bytes = b""
 
 
 class StatMany(Request, tag=18, kw_only=True):
@@ -169,6 +174,7 @@ class ReadDir(Request, tag=21, kw_only=True):
     after: bytes = b""
     limit: int = 1000
     attributes: bool = False
+    ticket: bytes = b""
 
 
 class DirEntry(Struct, array_like=True, gc=False):
@@ -184,6 +190,7 @@ class ReadDirReply(Message, tag=22, kw_only=True):
     ino: int
     entries: list[DirEntry]
     more: bool = False
+    ticket: bytes = b""
 
 
 class ReadLink(Request, tag=23, kw_only=True):
@@ -199,6 +206,7 @@ class StatFs(Request, tag=25, kw_only=True):
 
     path: bytes = b"/"
     ino: int = 0
+    ticket: bytes = b""
 
 
 class StatFsReply(Message, tag=26, kw_only=True):
@@ -228,6 +236,7 @@ class Open(Request, tag=30, kw_only=True):
     flags: int = OPEN_READ
     mode: int = 0o666  # of a new file; the client has applied its umask
     layout: LayoutChoice | None = None
+    ticket: bytes = b""
 
 
 class Opened(Message, tag=31, kw_only=True):
@@ -240,6 +249,7 @@ class Opened(Message, tag=31, kw_only=True):
     capability: bytes = b""  # common.encode_capability
     capability_expiry_ms: int = 0  # manager time
     reserved: int = NO_QUOTA  # ffs.proto.quota: the end up to which a writer may write
+    ticket: bytes = b""
 
 
 class OpenEntry(Struct, array_like=True, frozen=True, gc=False):
@@ -332,6 +342,7 @@ class Truncate(Request, tag=41, kw_only=True):
     ino: int = 0
     handle: int = 0
     length: int = 0
+    ticket: bytes = b""
 
 
 class TruncateReply(Message, tag=42, kw_only=True):
@@ -349,6 +360,7 @@ class CapabilityRenew(Request, tag=43, kw_only=True):
     ino: int
     handle: int = 0
     rights: int = 1  # common.RIGHT_*
+    ticket: bytes = b""
 
 
 class CapabilityReply(Message, tag=44, kw_only=True):
@@ -368,6 +380,7 @@ class SetAttr(Request, tag=45, kw_only=True):
     uid: int = 0
     gid: int = 0
     mtime_ns: int = 0
+    ticket: bytes = b""
 
 
 class GetXattr(Request, tag=64, kw_only=True):
@@ -375,6 +388,7 @@ class GetXattr(Request, tag=64, kw_only=True):
     ino: int = 0
     follow: bool = True
     name: bytes = b""
+    ticket: bytes = b""
 
 
 class XattrReply(Message, tag=65, kw_only=True):
@@ -390,6 +404,7 @@ class SetXattr(Request, tag=66, kw_only=True):
     name: bytes = b""
     value: bytes = b""
     flags: int = 0  # XATTR_*
+    ticket: bytes = b""
 
 
 class RemoveXattr(Request, tag=67, kw_only=True):
@@ -399,12 +414,14 @@ class RemoveXattr(Request, tag=67, kw_only=True):
     ino: int = 0
     follow: bool = True
     name: bytes = b""
+    ticket: bytes = b""
 
 
 class ListXattr(Request, tag=68, kw_only=True):
     path: bytes = b""
     ino: int = 0
     follow: bool = True
+    ticket: bytes = b""
 
 
 class ListXattrReply(Message, tag=69, kw_only=True):
@@ -436,6 +453,7 @@ class Lock(Request, tag=70, kw_only=True):
     owner: int = 0  # chosen by the client: one lock each
     exclusive: bool = True
     wait_ms: int = 0
+    ticket: bytes = b""
 
 
 class LockReply(Message, tag=71, kw_only=True):
@@ -455,6 +473,7 @@ class Unlock(Request, tag=72, kw_only=True):
     kind: int = LOCK_FLOCK
     owner: int = 0
     force: bool = False
+    ticket: bytes = b""
 
 
 class GetLocks(Request, tag=73, kw_only=True):
@@ -462,6 +481,7 @@ class GetLocks(Request, tag=73, kw_only=True):
 
     path: bytes = b""
     ino: int = 0
+    ticket: bytes = b""
 
 
 class LocksReply(Message, tag=74, kw_only=True):
@@ -502,6 +522,7 @@ class Link(Request, tag=52, kw_only=True):
     handle: int = 0  # with ino
     follow: bool = False
     replace: bool = False
+    ticket: bytes = b""
 
 
 class SymLink(Request, tag=53, kw_only=True):
@@ -565,6 +586,7 @@ class KvOpened(Message, tag=62, kw_only=True):
     capability: bytes
     capability_expiry_ms: int
     created: bool = False
+    ticket: bytes = b""
 
 
 class SetKvSpace(Request, tag=63, kw_only=True):
@@ -577,6 +599,7 @@ class SetKvSpace(Request, tag=63, kw_only=True):
     quota_bytes: int = 0  # 0: none
     ttl_ms: int = 0  # 0: none
     evictable: bool = True
+    ticket: bytes = b""
 
 
 # --- fsck -----------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class SetQuota(Request, tag=88, kw_only=True):
     limit_bytes: int = KEEP  # at most so many; 0: no limit; KEEP: as it is (new: no limit)
     limit_entries: int = KEEP  # likewise
     clear: bool = False
+    ticket: bytes = b""
 
 
 class GetQuota(Request, tag=89, kw_only=True):
@@ -64,6 +65,7 @@ class GetQuota(Request, tag=89, kw_only=True):
 
     path: bytes = b""
     ino: int = 0
+    ticket: bytes = b""
 
 
 class QuotaReply(Message, tag=90, kw_only=True):

@@ -159,6 +159,16 @@ class FencedClient(Struct, array_like=True, gc=False, kw_only=True):
     capability_expiry_ms: int
 
 
+class TicketKey(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
+    """What tickets are made with (metadata/fs/tickets.py)."""
+
+    v: int = 1
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "TicketKey()"
+
+
 class StoreHeader(Struct, array_like=True, gc=False, kw_only=True):
     """What a store is. Unknown bits in `incompat` refuse it."""
 

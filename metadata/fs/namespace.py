@@ -39,7 +39,16 @@ from metadata.fs.ops import (
     unlink,
     xattr,
 )
-from metadata.fs.schema import HEADER_KEY, KV_INDEX_COMPLETE, Reader, decode_header, encode, inode_key
+from metadata.fs.schema import (
+    HEADER_KEY,
+    KV_INDEX_COMPLETE,
+    TICKET_KEY,
+    Reader,
+    decode_header,
+    encode,
+    inode_key,
+)
+from metadata.fs.tickets import Tickets, new_key
 from metadata.fs.trim import finish
 from metadata.kv.contract import Conflict, Snapshot, Store, TooOld, Transaction, UnknownResult
 
@@ -116,6 +125,8 @@ async def format_store(
     if len(cluster_id) != 16:
         raise errors.InvalidArgument(f"a cluster id has 16 bytes, not {len(cluster_id)}")
 
+    ticket_key = new_key()
+
     async def body(txn: Transaction) -> StoreHeader:
         data = await txn.get(HEADER_KEY)
         if data is not None:
@@ -133,6 +144,7 @@ async def format_store(
         txn.set(HEADER_KEY, encode(header))
         txn.set(inode_key(ROOT_INO), encode(root))
         txn.set(KV_INDEX_COMPLETE, b"\x01")
+        txn.set(TICKET_KEY, ticket_key)
         return header
 
     header = await store.run(body)
@@ -167,40 +179,61 @@ class Namespace:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        self._tickets = Tickets(core.store)
 
     def try_handle_now(self, req: Message) -> Message | None:
         """The reply of a request that only reads, in microseconds; None if it takes `handle`."""
-        core = self.core
-        store = core.store
-        if not store.reads_now:
+        if not self.core.store.reads_now:
             return None
-        kind = type(req)
-        read = READS.get(kind)
         try:
-            if read is not None:
-                return store.read_now(lambda snap: read(core, snap, req))
-            proof = PROOFS.get(kind)
-            if proof is None or (kind is meta.Open and req.flags & open.MUTATING):  # type: ignore[attr-defined]
+            if not (isinstance(req, meta.Request) and req.creds.uid):
+                return self._read_now(req)
+            if not self._tickets.loaded:
                 return None
-            ident = core.capabilities.take_now()
-            if not ident:
-                return None
-            return store.read_now(lambda snap: proof(core, snap, req, ident))
+            self._tickets.check(req)
+            reply = self._read_now(req)
+            if reply is not None:
+                self._tickets.give(req, reply)
+            return reply
         except TrimPending:
             return None
         except FAILURES as error:
             return error_reply(_as_error(error))
 
+    def _read_now(self, req: Message) -> Message | None:
+        core, store, kind = self.core, self.core.store, type(req)
+        read = READS.get(kind)
+        if read is not None:
+            return store.read_now(lambda snap: read(core, snap, req))
+        proof = PROOFS.get(kind)
+        if proof is None or (kind is meta.Open and req.flags & open.MUTATING):  # type: ignore[attr-defined]
+            return None
+        ident = core.capabilities.take_now()
+        if not ident:
+            return None
+        return store.read_now(lambda snap: proof(core, snap, req, ident))
+
     async def handle(self, req: Message) -> Message:
         """The reply of any request; an error of it is an ErrorReply too."""
         try:
-            while True:
-                try:
-                    return await self._dispatch(req)
-                except TrimPending as pending:
-                    await finish(self.core, pending.ino)
+            if not (isinstance(req, meta.Request) and req.creds.uid):
+                return await self._trimmed(req)
+            if not self._tickets.loaded:
+                await self._tickets.load()
+            self._tickets.check(req)
+            reply = await self._trimmed(req)
+            self._tickets.give(req, reply)
+            return reply
         except FAILURES as error:
             return error_reply(_as_error(error))
+
+    async def _trimmed(self, req: Message) -> Message:
+        """`_dispatch`; truncations that it has to wait for are finished first."""
+        while True:
+            try:
+                return await self._dispatch(req)
+            except TrimPending as pending:
+                await finish(self.core, pending.ino)
 
     async def _dispatch(self, req: Message) -> Message:
         core, kind = self.core, type(req)

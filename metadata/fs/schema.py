@@ -33,6 +33,7 @@
     Qe quota8 shard1               counter: entries that it counts (add)
     Qs quota8 ino8                 directory whose content it is still to count; last name done
     K                              signing keys (metadata.auth.keyring)
+    Kt                             key of tickets (metadata.fs.tickets)
     Uu name, Uc, Us client8        users, tokens, sessions under them (metadata.auth.users)
     c ...                          the cluster manager's
 
@@ -51,6 +52,7 @@ from ffs import errors
 from ffs.proto import records
 
 HEADER_KEY: Final = b"z"
+TICKET_KEY: Final = b"Kt"
 
 SUB_APPEND: Final = b"a"
 SUB_CTIME: Final = b"c"

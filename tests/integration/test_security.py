@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,6 +294,75 @@ def test_a_user_acts_under_the_ids_of_the_record(cluster: Cluster, run: Run, cli
         stolen = meta.CapabilityRenew(ino=ino, rights=RIGHT_READ, client=client.core.session().client_id)
         with pytest.raises(errors.NotPermitted, match="isn't of this token"):
             alice.core.caller.call(stolen, meta.CapabilityReply)
+
+
+def test_a_user_goes_by_inode_only_where_a_path_has_led_him(cluster: Cluster, run: Run) -> None:
+    """Open files, listings, locks, spaces, forks and pickles name inodes by their ids: with the tickets
+    that opening gave. Who guesses an id has none (docs/metadata.md, Tickets)."""
+    assert run("user", "add", "dora", "--uid", "1005", "--gid", "1005")[0] == 0
+    assert run("user", "add", "eve", "--uid", "1006", "--gid", "1006")[0] == 0
+    dora_token, eve_token = run("user", "token", "dora")[1], run("user", "token", "eve")[1]
+    with (
+        ffs.connect(cluster.address, token=dora_token) as dora,
+        ffs.connect(cluster.address, token=eve_token) as eve,
+    ):
+        dora.mkdir("/open/dora", 0o777)
+        with dora.open("/open/dora/f", "w+b", buffering=0) as file:
+            file.write(b"0123456789")
+            file.flush()
+            assert file.pread(100, 0) == b"0123456789"
+            assert file.read(1) == b""  # at the end, by a look
+            assert file.seek(0, os.SEEK_END) == 10
+            file.truncate(5)
+            file.allocate(0, 8)
+            file.flock(fcntl.LOCK_EX)
+            file.flock(fcntl.LOCK_UN)
+        dora.chmod("/open/dora/f", 0o644)
+        with dora.open("/open/dora/atomic", "wb", atomic=True) as file:
+            file.write(b"whole")
+        dora.create_many([f"/open/dora/many{at}" for at in range(1100)])
+        assert len(dora.listdir("/open/dora")) == 1102  # two pages
+        with dora.lock_directory("/open/dora", timeout=0):
+            pass
+        with dora.open("/open/dora/f", "rb", buffering=0) as reader, dora.open("/open/dora/f") as text:
+            again, text_again = pickle.loads(pickle.dumps(reader)), pickle.loads(pickle.dumps(text))
+            assert again.read() == b"01234" + bytes(3)
+            assert text_again.read(5) == "01234"
+            again.close()
+            text_again.close()
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    code = 0 if reader.pread(5, 0) == b"01234" else 2
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+            # The renewal of what is open.
+            session = dora.core.session()
+            session.renew_capability(reader.capability)
+        with Space.create(dora, "/open/dora/kv", block_bytes=4096) as space:
+            session.renew_capability(space._handle._capability)
+
+        dora.chmod("/open/dora", 0o700)
+        ino = dora.stat("/open/dora/f").st_ino
+        _, ticket = dora.ticket("/open/dora/f")
+        asks = [
+            (meta.Stat(ino=ino), meta.StatReply),
+            (meta.Open(ino=ino), meta.Opened),
+            (meta.CapabilityRenew(ino=ino), meta.CapabilityReply),
+        ]
+        for request, reply in asks:
+            request.client = eve.core.session().client_id
+            for tried in (b"", ticket, bytes(16)):
+                request.ticket = tried
+                with pytest.raises(errors.AccessDenied, match="by its id"):
+                    eve.core.ask(request, reply)
+            request.client = session.client_id
+            request.ticket = ticket
+            dora.core.ask(request, reply)
+        with pytest.raises(errors.AccessDenied):
+            eve.open("/open/dora/f", "rb")
 
 
 def test_a_revoked_token_ends_what_runs_under_it(cluster: Cluster, run: Run, tmp_path: Path) -> None:

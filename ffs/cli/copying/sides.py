@@ -445,7 +445,7 @@ class _UnnamedWriter:
         self._file.flush()  # a later report of the length would set the time anew
         if self._file.size < size:
             self._file.truncate(size)
-        set_attributes(self._client, self._file.inode, meta)
+        set_attributes(self._client, self._file, meta)
         self._file.close()
 
     def abandon(self) -> None:
@@ -473,7 +473,7 @@ class _PartWriter:
         if self._file.size != size:
             self._file.truncate(size)
         self._file.close()
-        set_attributes(self._client, self._file.inode, meta)
+        set_attributes(self._client, self._file, meta)
         self._client.replace(self._part, self._path)
 
     def abandon(self) -> None:
@@ -481,16 +481,20 @@ class _PartWriter:
             self._file.close()
 
 
-def set_attributes(client: Client, ino: int, wanted: Meta) -> None:
+def set_attributes(client: Client, file: File, wanted: Meta) -> None:
     """Mode, mtime and owner of an open file, which needn't have a name."""
     core = client.core
     if wanted.owner is not None:
         owner = meta.SetAttr(
-            ino=ino, what=meta.SET_UID | meta.SET_GID, uid=wanted.owner[0], gid=wanted.owner[1]
+            ino=file.inode,
+            ticket=file.ticket,
+            what=meta.SET_UID | meta.SET_GID,
+            uid=wanted.owner[0],
+            gid=wanted.owner[1],
         )
         with contextlib.suppress(PermissionError):
             core.change(owner, meta.StatReply)
-    request = meta.SetAttr(ino=ino)
+    request = meta.SetAttr(ino=file.inode, ticket=file.ticket)
     if wanted.mode is not None:
         request.what |= meta.SET_MODE
         request.mode = wanted.mode & 0o7777

@@ -65,7 +65,9 @@ def test_creation_and_change_are_indexed_at_once() -> None:
         assert third.changes > second.changes
         assert third.spaces[ino].kv == kv
         assert (await caller(meta.Stat(path=b"/kv"))).attributes.kv == kv
-        kv = (await caller(meta.SetKvSpace(ino=ino, what=meta.SET_TTL, ttl_ms=0))).attributes.kv
+        ticket = (await caller(meta.Stat(path=b"/kv", want_ticket=True))).ticket
+        by_id = meta.SetKvSpace(ino=ino, what=meta.SET_TTL, ttl_ms=0, ticket=ticket)
+        kv = (await caller(by_id)).attributes.kv
         assert (kv.quota_bytes, kv.ttl_ms, kv.flags) == (7 << 20, 0, 0)
 
     run(test)
@@ -207,8 +209,9 @@ def test_a_repeated_request_changes_nothing_again() -> None:
 def test_a_space_without_a_name_that_is_open_still_is_not_indexed_again() -> None:
     async def test(store: Store, caller: Caller, collector: Collector) -> None:
         ino = await make(caller, b"/kv")
+        ticket = (await caller(meta.Stat(path=b"/kv", want_ticket=True))).ticket
         await caller(meta.Unlink(path=b"/kv"))
-        await caller(meta.SetKvSpace(ino=ino, what=meta.SET_QUOTA, quota_bytes=5 << 20))
+        await caller(meta.SetKvSpace(ino=ino, what=meta.SET_QUOTA, quota_bytes=5 << 20, ticket=ticket))
         assert (await index(store)).spaces == {}
 
     run(test)

@@ -503,8 +503,12 @@ def test_a_write_session_renews_no_right_to_read() -> None:
         writer = await Caller.connect(w.namespace, Creds(1000, 1000))
         opened = await writer(meta.Open(path=b"/f", flags=OPEN_WRITE))
         with pytest.raises(errors.AccessDenied):
-            await writer(meta.CapabilityRenew(ino=opened.ino, handle=opened.handle, rights=3))
-        await writer(meta.CapabilityRenew(ino=opened.ino, handle=opened.handle, rights=2))
+            await writer(
+                meta.CapabilityRenew(ino=opened.ino, handle=opened.handle, rights=3, ticket=opened.ticket)
+            )
+        await writer(
+            meta.CapabilityRenew(ino=opened.ino, handle=opened.handle, rights=2, ticket=opened.ticket)
+        )
 
     run(test)
 
