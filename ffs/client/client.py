@@ -22,6 +22,7 @@ from ffs.client.address import ClusterAddress, resolve_address
 from ffs.client.core import ClientOptions, Core
 from ffs.client.files import FileCalls
 from ffs.client.quota import QuotaCalls
+from ffs.client.unraisable import tell
 from ffs.client.xattr import XattrCalls
 from ffs.proto.auth import parse_token
 from ffs.proto.cluster import GetStatus, StatusReply
@@ -156,7 +157,10 @@ class Client(FileCalls, QuotaCalls, XattrCalls):
                 if not file.closed:
                     file.close()
             except OSError as error:
-                failure = failure or error
+                if failure is None:
+                    failure = error
+                else:
+                    failure.add_note(f"and: {error}")
             except ValueError:
                 continue  # detached: its layers are somebody else's
         with self._lock:
@@ -328,8 +332,10 @@ def _close_all() -> None:
     """At the end of the process: what is open for writing is flushed and closed, as files of io are."""
     for client in list(_clients):
         if not client._closed:
-            with contextlib.suppress(OSError):
+            try:
                 client.close()
+            except OSError as error:  # nobody is left to raise it to, but it is told
+                tell(error)
 
 
 def _after_fork_in_child() -> None:

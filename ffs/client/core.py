@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ffs.client.address import ClusterAddress
 from ffs.client.caller import Caller
@@ -25,6 +25,9 @@ from ffs.errors import ConnectionLost, DeadlineExceeded, Fenced, ShutDown, Unrea
 from ffs.proto import meta
 from ffs.proto.common import Creds, Message
 from ffs.rpc.handshake import Credential
+
+if TYPE_CHECKING:
+    from ffs.client.ahead import Ahead
 
 M = TypeVar("M", bound=Message)
 
@@ -77,6 +80,8 @@ class Core:
         self.creds = Creds(os.geteuid(), os.getegid(), tuple(os.getgroups()))
         self.umask = read_umask()
         self.closed = False
+        self.readers: dict[int, Ahead] = {}
+        """Who holds data that was read ahead (handle.py)."""
         self._away_until = 0.0
         self._lock = threading.Lock()
         self._session: Session | None = None

@@ -17,7 +17,7 @@ import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ffs.client.file import READ_BUFFER_BYTES, WRITE_BUFFER_BYTES
+from ffs.client.file import GATHER_BUFFER_BYTES, READ_BUFFER_BYTES, WRITE_BUFFER_BYTES
 from ffs.client.layers import FileRandom, FileReader, FileWriter
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class DeferredRandom(_Deferred, FileRandom):
 
 def defer(raw: File, buffer_bytes: int, commit_at_close: bool) -> DeferredWriter | DeferredRandom:
     """The buffered file over a raw file that was opened with atomic=True; the caller's to close."""
-    size = buffer_bytes if buffer_bytes > 0 else max(WRITE_BUFFER_BYTES, raw.placement.layout.chunk_size)
-    file = (DeferredRandom if raw.readable() else DeferredWriter)(raw, size)
+    both = raw.readable()
+    usual = max(WRITE_BUFFER_BYTES, raw.placement.layout.chunk_size) if both else GATHER_BUFFER_BYTES
+    file = (DeferredRandom if both else DeferredWriter)(raw, buffer_bytes if buffer_bytes > 0 else usual)
     file.begin(commit_at_close)
     return file
 

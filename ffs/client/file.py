@@ -11,7 +11,7 @@ import io
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import ENXIO, EOPNOTSUPP
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,18 @@ from ffs.layout import MAX_FILE_BYTES, Placement
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+    from ffs.client.ahead import Ahead
+    from ffs.client.behind import Behind
     from ffs.client.client import Client
 
 READ_BUFFER_BYTES = 256 * 1024
-"""Of a BufferedReader: what a small read fetches at least."""
+"""Of a BufferedReader: what a small read fetches, unless such reads are found to be at random places."""
+
+GATHER_BUFFER_BYTES = 32 * 1024
+"""Of a BufferedWriter: larger writes go past it, to where whole chunks are gathered (behind.py)."""
 
 WRITE_BUFFER_BYTES = 1024 * 1024
-"""Of a BufferedWriter, at least; a chunk where that is larger."""
+"""Of a buffer whose content goes out at once (modes a and +), at least; a chunk where that is larger."""
 
 
 class File(io.RawIOBase):
@@ -67,6 +72,22 @@ class File(io.RawIOBase):
         self._lock: Lock | None = None
         self._discarded = False
         self._pid = os.getpid()
+        self._ahead: Ahead | None = None
+        self._behind: Behind | None = None
+
+    def read_ahead(self, buffer_bytes: int) -> None:
+        """For the layer above: have `readinto` look for reads in a row. docs/client.md, Reading ahead."""
+        from ffs.client.ahead import Ahead
+
+        self._ahead = Ahead(self._open_file, self._position_lock, buffer_bytes)
+
+    def write_behind(self) -> None:
+        """For the layer above: have `write` gather chunks, which go out behind it. docs/client.md, Writing
+        behind. What appends keeps its writes as they are."""
+        from ffs.client.behind import Behind
+
+        if not self._appends:
+            self._behind = Behind(self._open_file, self._position_lock)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"mode={self.mode!r}"
@@ -122,11 +143,13 @@ class File(io.RawIOBase):
     @property
     def size(self) -> int:
         """The length as far as is known here, in bytes; `stat` asks."""
-        return self._open_file.length
+        behind = self._behind
+        return self._open_file.length if behind is None else max(self._open_file.length, behind.end)
 
     def stat(self) -> os.stat_result:
         """As os.fstat; the size includes what was written here and isn't published. Blocking."""
         self._check_open()
+        self._settle()
         attributes = self._open_file.look()
         attributes.length = self._open_file.length
         return stat_result(attributes, self.client.device)
@@ -149,6 +172,7 @@ class File(io.RawIOBase):
             elif whence == os.SEEK_CUR:
                 target = self._position + offset
             elif whence == os.SEEK_END:
+                self._settle_under_lock()
                 self._open_file.look()
                 target = self._open_file.length + offset
             elif whence in (os.SEEK_DATA, os.SEEK_HOLE):
@@ -164,6 +188,7 @@ class File(io.RawIOBase):
 
     def _seek_in_chunks(self, offset: int, whence: int) -> int:
         handle = self._open_file
+        self._settle_under_lock()
         handle.look()
         if not 0 <= offset < handle.length:
             raise errors.error_of(ENXIO, f"{offset} isn't inside the file's {handle.length} bytes", self.name)
@@ -181,7 +206,8 @@ class File(io.RawIOBase):
         self._check_readable()
         out = _writable_bytes(buffer)
         with self._position_lock:
-            count = self._open_file.read_at(self._position, out) if len(out) else 0
+            reader = self._open_file.read_at if self._ahead is None else self._ahead.read
+            count = reader(self._position, out) if len(out) else 0
             self._position += count
         return count
 
@@ -273,6 +299,9 @@ class File(io.RawIOBase):
         if self._discarded or len(whole) == 0:
             return len(whole)
         with self._position_lock:
+            if self._behind is not None:
+                self._write_behind(self._behind, whole)
+                return len(whole)
             offset = self._open_file.reserve(len(whole)) if self._appends else self._position
             self._write_at(offset, whole)
             self._position = offset + len(whole)
@@ -286,14 +315,42 @@ class File(io.RawIOBase):
             raise errors.Unsupported("a file that is open for appending writes at its end only", self.name)
         whole = _readable_bytes(data)
         if len(whole) and not self._discarded:
+            self._settle()
             self._write_at(offset, whole)
         return len(whole)
 
     def _write_at(self, offset: int, whole: NDArray[np.uint8]) -> None:
-        if offset + len(whole) > MAX_FILE_BYTES:
-            raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes", self.name)
+        self._check_end(offset + len(whole))
         try:
             self._open_file.write_at(offset, whole)
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _write_behind(self, behind: Behind, whole: NDArray[np.uint8]) -> None:
+        self._check_end(self._position + len(whole))
+        try:
+            behind.write(self._position, whole)
+        except OSError as error:
+            self._failure = error
+            raise
+        self._position += len(whole)
+
+    def _check_end(self, end: int) -> None:
+        if end > MAX_FILE_BYTES:
+            raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes", self.name)
+
+    def _settle(self) -> None:
+        """Write what is gathered, for whatever looks at or changes the file by another way. Blocking."""
+        if self._behind is not None:
+            with self._position_lock:
+                self._settle_under_lock()
+
+    def _settle_under_lock(self) -> None:
+        if self._behind is None or self._discarded:
+            return
+        try:
+            self._behind.settle()
         except OSError as error:
             self._failure = error
             raise
@@ -325,6 +382,7 @@ class File(io.RawIOBase):
         if length < 0:
             raise errors.InvalidArgument(f"length {length} is negative", self.name)
         if not self._discarded:
+            self._settle()
             self._open_file.truncate(length)
         return length
 
@@ -334,6 +392,7 @@ class File(io.RawIOBase):
         stays. Durable when it returns. Blocking. InvalidArgument, TooLarge (EFBIG)."""
         self._check_range(offset, length)
         if not self._discarded:
+            self._settle()
             self._open_file.punch(offset, length)
 
     def allocate(self, offset: int, length: int, keep_size: bool = False) -> None:
@@ -352,6 +411,7 @@ class File(io.RawIOBase):
                 self.name,
             )
         if not self._discarded:
+            self._settle()
             self._open_file.allocate(offset, length)
 
     def _check_range(self, offset: int, length: int) -> None:
@@ -367,6 +427,7 @@ class File(io.RawIOBase):
         """Publish the length of what was written. Blocking if there is something to publish."""
         super().flush()
         if not self._discarded:
+            self._settle()
             self._open_file.report()
 
     def fsync(self) -> None:
@@ -383,6 +444,7 @@ class File(io.RawIOBase):
         if lock is None:
             lock = self._lock = Lock(self.client.core_of_process, self.inode, self.name, self.ticket)
         lock.flock(operation)
+        self._open_file.changed()  # what others wrote under it is to be seen
 
     # --- ending -----------------------------------------------------------------------------
 
@@ -409,6 +471,9 @@ class File(io.RawIOBase):
     def _finish(self) -> None:
         handle = self._open_file
         try:
+            if self._ahead is not None:
+                self._ahead.close()
+            self._end_behind()
             if self._publish_as is not None and not self._discarded and os.getpid() == self._pid:
                 if self._failure is not None:
                     raise errors.error_of(
@@ -424,6 +489,26 @@ class File(io.RawIOBase):
                 if self._lock is not None and os.getpid() == self._pid:
                     self._lock.release()
 
+    def _end_behind(self) -> None:
+        if self._behind is None:
+            return
+        with self._position_lock:
+            if self._discarded:
+                self._behind.discard()
+                return
+            try:
+                self._behind.finish()
+            except OSError as error:
+                self._failure = error
+                if self._publish_as is None:
+                    raise
+
+    def hand_over(self, work: Callable[[], None]) -> bool:
+        """For __del__: whether `work` must wait until this thread has left the file's lock, and will be done
+        then (lanes.py)."""
+        tenants = (self._ahead, self._behind)
+        return any(tenant is not None and tenant.hand_over(work) for tenant in tenants)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -436,7 +521,8 @@ class File(io.RawIOBase):
         if getattr(self, "_open_file", None) is None or self.closed:
             return
         self._dealloc_warn(self)
-        self.discard()
+        if not self.hand_over(self.discard):
+            self.discard()
 
     def _dealloc_warn(self, source: object) -> None:
         """Called by io's layers too when they are dropped without a close."""
@@ -447,6 +533,9 @@ class File(io.RawIOBase):
         """Locks may be held by threads that don't exist here."""
         self._position_lock = threading.Lock()
         self._lock = None  # the parent's
+        for tenant in (self._ahead, self._behind):
+            if tenant is not None:
+                tenant.after_fork_in_child(self._position_lock)
         self._open_file.after_fork_in_child()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
 
 if TYPE_CHECKING:
+    from ffs.client.ahead import Ahead
     from ffs.client.transfer import Extent
 
 R = TypeVar("R")
@@ -166,10 +167,19 @@ class OpenFile:
                 native_id = self._native_id
         return native_id
 
-    def _extent(self, session: Session) -> Extent:
+    def live_session(self) -> Session:
+        """The session under which this file is open here. May block: it is opened again if need be."""
+        return self._live()
+
+    def extent(self, session: Session) -> Extent:
+        """What a transfer of this file names. May block, as `placement`."""
         from ffs.client.transfer import Extent
 
         return Extent(self.ino, self.placement, self._capability(session), self.epoch)
+
+    def extent_to_write(self, session: Session, end: int) -> Extent:
+        """`extent`, for a write up to byte `end`: with room for it, where a quota counts. May block."""
+        return self._with_room(session, end)
 
     # --- data -------------------------------------------------------------------------------
 
@@ -189,7 +199,7 @@ class OpenFile:
                 return 0
             session = self._live()
             try:
-                transfer.read(session.rings, session, self._extent(session), offset, out[:size])
+                transfer.read(session.rings, session, self.extent(session), offset, out[:size])
                 return size
             except FfsError as error:
                 self._mend(error, session)
@@ -207,11 +217,11 @@ class OpenFile:
             try:
                 transfer.write(session.rings, session, extent, offset, data)
             except FfsError as error:
-                self._doubtful = True
+                self.note_failed()
                 self._mend(error, session)
                 continue
             except BaseException:
-                self._doubtful = True
+                self.note_failed()
                 raise
             self.note_written(offset + len(data), extent.epoch)
             return
@@ -244,6 +254,7 @@ class OpenFile:
         self._on_chunks(
             lambda session, extent: sparse.punch(session.rings, session, extent, offset, length), changes=True
         )
+        self.changed()
 
     def allocate(self, offset: int, length: int) -> None:
         """Zeros where nothing is, up to offset + length at least, which is published. Blocking."""
@@ -271,7 +282,7 @@ class OpenFile:
         for _ in range(_MAX_TURNS):
             session = self._live()
             try:
-                return work(session, self._extent(session))
+                return work(session, self.extent(session))
             except FfsError as error:
                 self._doubtful |= changes
                 self._mend(error, session)
@@ -295,7 +306,7 @@ class OpenFile:
     def _with_room(self, session: Session, end: int) -> Extent:
         """What a write up to byte `end` needs, its room being reserved under the same epoch."""
         for _ in range(_MAX_TURNS):
-            extent = self._extent(session)
+            extent = self.extent(session)
             if not self._room.lacks(extent.epoch, end):
                 return extent
             try:
@@ -307,6 +318,26 @@ class OpenFile:
                 raise self._named(error) from None
         raise Overloaded("the file is truncated faster than room can be reserved for it", self.path)
 
+    # --- who reads ahead --------------------------------------------------------------------
+
+    def note_reader(self, ahead: Ahead) -> None:
+        """It holds data of this file, and is told of changes by this client."""
+        self._core().readers[id(ahead)] = ahead
+
+    def forget_reader(self, ahead: Ahead) -> None:
+        """It holds none any more."""
+        core = self._core_or_none()
+        if core is not None:
+            core.readers.pop(id(ahead), None)
+
+    def changed(self) -> None:
+        """The content was changed, or may have been: what this process has read ahead of it is old."""
+        readers = self._core().readers
+        if readers:
+            for ahead in list(readers.values()):
+                if ahead.ino == self.ino:
+                    ahead.changed()
+
     # --- lengths and epochs -----------------------------------------------------------------
 
     def note_written(self, end: int, epoch: int) -> None:
@@ -315,10 +346,12 @@ class OpenFile:
             if epoch == self.epoch:
                 self._unreported_end = max(self._unreported_end, end)
                 self.length = max(self.length, end)
+        self.changed()
 
     def note_failed(self) -> None:
         """A write failed or was given up: chunks beyond the reported length may hold some of it."""
         self._doubtful = True
+        self.changed()
 
     def reserve(self, length: int) -> int:
         """Reserve `length` bytes at the end for one append; returns their offset. Blocking."""
@@ -419,6 +452,7 @@ class OpenFile:
                 self._grant = (reply.capability, reply.capability_expiry_ms)
         if reply.capability and self._native_id:
             session.replace_capability(self._native_id, reply.capability, reply.capability_expiry_ms)
+        self.changed()
 
     # --- ending -----------------------------------------------------------------------------
 

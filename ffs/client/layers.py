@@ -59,11 +59,16 @@ class _Layer:
         if unclosed:
             raw = self.raw_file
             raw._dealloc_warn(self)
-            self.discard()
+            if not raw.hand_over(self.discard):
+                self.discard()
 
 
 class FileReader(_Layer, io.BufferedReader):
     """`ffs.open(path, "rb")`."""
+
+    def __init__(self, raw: File, buffer_size: int) -> None:
+        super().__init__(raw, buffer_size)
+        raw.read_ahead(buffer_size)
 
     @property
     def raw_file(self) -> File:
@@ -78,6 +83,10 @@ class FileReader(_Layer, io.BufferedReader):
 class FileWriter(_Layer, io.BufferedWriter):
     """`ffs.open(path, "wb")`, "ab", "xb"."""
 
+    def __init__(self, raw: File, buffer_size: int) -> None:
+        super().__init__(raw, buffer_size)
+        raw.write_behind()
+
     @property
     def raw_file(self) -> File:
         return self.raw  # type: ignore[return-value]
@@ -91,6 +100,10 @@ class FileWriter(_Layer, io.BufferedWriter):
 
 class FileRandom(_Layer, io.BufferedRandom):
     """`ffs.open(path, "r+b")`, "w+b", "a+b", "x+b"."""
+
+    def __init__(self, raw: File, buffer_size: int) -> None:
+        super().__init__(raw, buffer_size)
+        raw.read_ahead(buffer_size)
 
     @property
     def raw_file(self) -> File:

@@ -198,5 +198,7 @@ def _wrap(
 def _buffer_bytes(raw: File, mode: Mode) -> int:
     if not mode.writing or mode.updating:
         return files.READ_BUFFER_BYTES
+    if not mode.appending:
+        return files.GATHER_BUFFER_BYTES
     layout = raw._open_file.layout
     return max(files.WRITE_BUFFER_BYTES, layout.chunk_size if layout is not None else 0)

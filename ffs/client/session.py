@@ -28,6 +28,7 @@ from ffs.proto.common import Creds, Message, OkReply
 
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
+    from ffs.client.lanes import LanePool
     from ffs.client.rings import RingPool
 
 M = TypeVar("M", bound=Message)
@@ -78,6 +79,7 @@ class Session:
         self._lock = threading.Lock()
         self._native: NativeClient | None = None
         self._rings: RingPool | None = None
+        self._lanes: LanePool | None = None
         self._capabilities: dict[int, CapabilityEntry] = {}
         self._clock_base = (opened.manager_time_ms, time.monotonic())
         self.news = threading.Event()  # for the renewal thread: `_wanted` isn't empty, or the end
@@ -163,6 +165,20 @@ class Session:
             if self._rings is None:
                 self._rings = RingPool(native)
             return self._rings
+
+    @property
+    def lanes(self) -> LanePool:
+        """What files read ahead and write behind on, made on first use."""
+        lanes = self._lanes
+        if lanes is not None:
+            return lanes
+        from ffs.client.lanes import LanePool
+
+        native = self.native
+        with self._lock:
+            if self._lanes is None:
+                self._lanes = LanePool(native, self)
+            return self._lanes
 
     def want_routing(self) -> None:
         """Requests wait for newer routing. Returns at once: it comes by itself when there is some."""
@@ -296,9 +312,15 @@ class Session:
     def abandon(self) -> None:
         """In a child of fork: let go of what belongs to the parent, without a word to any server."""
         self.over = True
+        if self._lanes is not None:
+            self._lanes.abandon()
+            self._lanes = None
         self._release()
 
     def _release(self) -> None:
+        if self._lanes is not None:
+            self._lanes.close()
+            self._lanes = None
         if self._rings is not None:
             self._rings.close()
             self._rings = None

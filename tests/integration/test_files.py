@@ -354,24 +354,22 @@ def test_a_failing_write_surfaces_where_it_belongs(
     def fail(offset: int, data: Any) -> None:
         raise errors.NoSpace("the chain is full", f"{home}/f")
 
-    for buffering, size in ((0, 10), (100, 1000), (100, 10)):
-        file = client.open(f"{home}/f", "wb", buffering)
-        raw = file if buffering == 0 else file.raw_file
+    with client.open(f"{home}/f", "wb", 0) as file:
+        monkeypatch.setattr(file._open_file, "write_at", fail)
+        with pytest.raises(errors.NoSpace):
+            file.write(b"x")
+    for size in (10, 1000):  # what fits the buffer, and what is gathered behind it
+        file = client.open(f"{home}/f", "wb", 100)
+        raw = file.raw_file
         monkeypatch.setattr(raw._open_file, "write_at", fail)
-        if size > buffering:
-            with pytest.raises(errors.NoSpace):
-                file.write(b"x" * size)
-        else:
-            file.write(b"x" * size)
-            with pytest.raises(errors.NoSpace):
-                file.flush()
-        if size > buffering:
-            file.close()  # what the failed write was given isn't kept, as with io
-        else:
-            with pytest.raises(errors.NoSpace):
-                file.close()
+        file.write(b"x" * size)
+        with pytest.raises(errors.NoSpace):
+            file.flush()
+        with pytest.raises(errors.NoSpace):
+            file.close()  # it isn't stored yet
         assert file.closed
         assert raw.closed
+        file.close()
     assert client.getsize(f"{home}/f") == 0
 
 

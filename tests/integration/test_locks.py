@@ -62,7 +62,7 @@ def test_a_killed_holder_lets_go(client: Client, address: str, home: str) -> Non
     client.mkdir(f"{home}/d")
     code = (
         "f = client.open(sys.argv[2] + '/f', 'wb'); f.write(b'x' * 100); f.flush(); f.write(b'y' * 50); "
-        "f.raw_file.write(b'z' * 5000); f.flock(fcntl.LOCK_EX); "
+        "f.raw_file.pwrite(b'z' * 5000, 100); f.flock(fcntl.LOCK_EX); "
         "lock = client.lock_directory(sys.argv[2] + '/d'); print('held', flush=True); time.sleep(100)"
     )
     with _child(address, code, home) as child:

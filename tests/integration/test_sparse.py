@@ -239,6 +239,6 @@ def test_allocating_more_than_is_free_makes_nothing(client: Client, home: str) -
         assert file.size == 100
         # Without a look at the length, which would hide chunks beyond it.
         session = client.core.session()
-        extent = file._open_file._extent(session)
+        extent = file._open_file.extent(session)
         held = sparse.lengths(session.rings, session, extent, 0, 1000)
         assert held == [100] + [-1] * 999
