@@ -77,7 +77,18 @@ class FileReader(_Layer, io.BufferedReader):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         raw = self.raw_file
         raw._check_open()
-        return reopen, (raw.client, raw.name, raw.inode, "rb", -1, None, None, None, self.tell())
+        return reopen, (
+            raw.client,
+            raw.name,
+            raw.inode,
+            "rb",
+            -1,
+            None,
+            None,
+            None,
+            self.tell(),
+            raw.ticket,
+        )
 
 
 class FileWriter(_Layer, io.BufferedWriter):
