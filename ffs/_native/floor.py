@@ -12,13 +12,14 @@ from ffs.errors import BadHandle, InvalidArgument
 
 __all__ = ["Floor", "floor_serve"]
 
-_OPS: Final = {"read": 0, "write": 1, "socket": 2, "copy": 3}
+_OPS: Final = {"read": 0, "write": 1, "socket": 2, "copy": 3, "message": 4}
 
 
 class Floor:
     """op "read"/"write": a device file through io_uring and O_DIRECT; "socket": path is host:port of a
-    floor_serve; "copy": memory. Use it in the thread that made it. All sizes in bytes; setup happens here,
-    outside of run. region_bytes: what is used of the device from region_offset on (write it once before)."""
+    floor_serve; "message": the same, or the path of a Unix socket, and no payload; "copy": memory. Use it in
+    the thread that made it. All sizes in bytes; setup happens here, outside of run. region_bytes: what is
+    used of the device from region_offset on (write it once before)."""
 
     def __init__(
         self,
@@ -84,5 +85,6 @@ def floor_serve(listener: socket.socket, tcp_congestion: str | None = None) -> N
     Set the listener's congestion control before (TCP_CONGESTION is inherited), or name it here."""
     if tcp_congestion is not None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, tcp_congestion.encode())
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     check(lib.ffs_floor_serve(ffi.NULL, ffi.NULL, listener.fileno(), ffi.NULL))

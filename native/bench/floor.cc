@@ -91,7 +91,8 @@ Result<std::unique_ptr<Floor>> open_floor(const FloorOptions& options) {
     return Error::of(EINVAL, "block_bytes must be from 1 to 256 MiB");
   }
   if (options.depth == 0 || options.depth > 4096) return Error::of(EINVAL, "depth must be from 1 to 4096");
-  if (options.op != FloorOp::kSocket && options.region_bytes < options.block_bytes) {
+  const bool sends = options.op == FloorOp::kSocket || options.op == FloorOp::kMessage;
+  if (!sends && options.region_bytes < options.block_bytes) {
     return Error::of(EINVAL, "region_bytes must hold at least one block");
   }
   switch (options.op) {
@@ -100,10 +101,12 @@ Result<std::unique_ptr<Floor>> open_floor(const FloorOptions& options) {
       return open_device_floor(options);
     case FloorOp::kSocket:
       return open_socket_floor(options);
+    case FloorOp::kMessage:
+      return open_message_floor(options);
     case FloorOp::kCopy:
       return open_copy_floor(options);
   }
-  return Error::of(EINVAL, "op must be 0 read, 1 write, 2 socket or 3 copy");
+  return Error::of(EINVAL, "op must be 0 read, 1 write, 2 socket, 3 copy or 4 message");
 }
 
 }  // namespace ffs::bench

@@ -11,11 +11,11 @@
 
 namespace ffs::bench {
 
-enum class FloorOp : uint32_t { kRead = 0, kWrite = 1, kSocket = 2, kCopy = 3 };
+enum class FloorOp : uint32_t { kRead = 0, kWrite = 1, kSocket = 2, kCopy = 3, kMessage = 4 };
 
 struct FloorOptions {
   FloorOp op = FloorOp::kRead;
-  std::string path;           // device file, or host:port of kSocket
+  std::string path;           // device file; host:port of kSocket; of kMessage that, or a Unix socket's path
   uint64_t region_bytes = 0;  // of the device, from region_offset on
   uint64_t region_offset = 0;
   uint32_t block_bytes = 0;
@@ -41,12 +41,13 @@ class Floor {
 // Setup: opens, allocates, registers, connects. EINVAL names what doesn't fit.
 Result<std::unique_ptr<Floor>> open_floor(const FloorOptions& options);
 
-// The peer of kSocket: serves every connection to `listen_fd` (borrowed) one after another, until
-// accept fails. Blocking.
+// The peer of kSocket and kMessage: serves every connection to `listen_fd` (borrowed) one after another,
+// until accept fails. Blocking.
 Status serve_floor(int listen_fd);
 
 Result<std::unique_ptr<Floor>> open_device_floor(const FloorOptions& options);
 Result<std::unique_ptr<Floor>> open_socket_floor(const FloorOptions& options);
+Result<std::unique_ptr<Floor>> open_message_floor(const FloorOptions& options);
 Result<std::unique_ptr<Floor>> open_copy_floor(const FloorOptions& options);
 
 uint64_t now_ns();  // CLOCK_MONOTONIC

@@ -1,5 +1,8 @@
 // The raw socket: a client asks for blocks of a fixed length, `depth` in flight; a server process
-// answers each with an 8-byte head and the block.
+// answers each with an 8-byte head and the block, or with the head alone (floor_message.cc).
+#include "bench/floor_socket.h"
+
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -12,17 +15,13 @@
 
 #include "base/crc32c.h"
 #include "base/fd.h"
-#include "bench/floor.h"
 #include "net/socket.h"
 
 namespace ffs::bench {
 
 namespace {
 
-struct Ask {  // both ways
-  uint32_t length;
-  uint32_t tag;
-};
+using Ask = FloorAsk;
 
 Status wait_for(int fd, short events) {
   pollfd entry{fd, events, 0};
@@ -31,6 +30,8 @@ Status wait_for(int fd, short events) {
   }
   return ok_status();
 }
+
+}  // namespace
 
 Status send_all(int fd, const void* data, size_t length) {
   const auto* at = static_cast<const uint8_t*>(data);
@@ -48,6 +49,27 @@ Status send_all(int fd, const void* data, size_t length) {
   return ok_status();
 }
 
+Result<Fd> connect_floor(const FloorOptions& options) {
+  const size_t colon = options.path.rfind(':');
+  if (colon == std::string::npos) return Error::of(EINVAL, "the socket floor's address is host:port");
+  const std::string host = options.path.substr(0, colon);
+  const int port = std::atoi(options.path.c_str() + colon + 1);
+  if (port <= 0 || port > 65535) return Error::of(EINVAL, "the socket floor's address is host:port");
+  FFS_TRY(Fd socket, net::connect_tcp(host.c_str(), static_cast<uint16_t>(port), options.congestion.c_str()));
+  FFS_TRY_STATUS(wait_for(socket.get(), POLLOUT));
+  FFS_TRY_STATUS(net::connect_result(socket));
+  return socket;
+}
+
+Status make_blocking(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) != 0)
+    return Error::of(errno, "making a floor's socket wait");
+  return ok_status();
+}
+
+namespace {
+
 class SocketFloor final : public Floor {
  public:
   explicit SocketFloor(const FloorOptions& options) : options_(options), asks_(options.depth) {
@@ -55,15 +77,8 @@ class SocketFloor final : public Floor {
   }
 
   Status open() {
-    const size_t colon = options_.path.rfind(':');
-    if (colon == std::string::npos) return Error::of(EINVAL, "the socket floor's address is host:port");
-    const std::string host = options_.path.substr(0, colon);
-    const int port = std::atoi(options_.path.c_str() + colon + 1);
-    if (port <= 0 || port > 65535) return Error::of(EINVAL, "the socket floor's address is host:port");
-    FFS_TRY(socket_,
-            net::connect_tcp(host.c_str(), static_cast<uint16_t>(port), options_.congestion.c_str()));
-    FFS_TRY_STATUS(wait_for(socket_.get(), POLLOUT));
-    return net::connect_result(socket_);
+    FFS_TRY(socket_, connect_floor(options_));
+    return ok_status();
   }
 
   Result<FloorCount> run(uint32_t duration_ms) override {
@@ -151,9 +166,15 @@ Status serve_connection(int fd) {
     if (got < 0) return Error::of(errno, "receiving the floor's requests");
     have += static_cast<size_t>(got);
     const size_t whole = have / sizeof(Ask);
+    // Questions of the message floor: all that came at once are answered at once.
+    if (whole > 0 && asks[0].length == 0) {
+      FFS_TRY_STATUS(send_all(fd, asks, whole * sizeof(Ask)));
+      std::memmove(asks, asks + whole, have - whole * sizeof(Ask));
+      have -= whole * sizeof(Ask);
+      continue;
+    }
     for (size_t i = 0; i < whole; i++) {
-      if (asks[i].length == 0 || asks[i].length > (256u << 20))
-        return Error::of(EPROTO, "a bad floor request");
+      if (asks[i].length > (256u << 20)) return Error::of(EPROTO, "a bad floor request");
       if (block.size() != sizeof(Ask) + asks[i].length) block.assign(sizeof(Ask) + asks[i].length, 7);
       std::memcpy(block.data(), &asks[i], sizeof(Ask));
       FFS_TRY_STATUS(send_all(fd, block.data(), block.size()));

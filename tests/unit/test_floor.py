@@ -13,6 +13,7 @@ import pytest
 
 from ffs import errors
 from ffs._native.floor import Floor
+from ffs.cli.benchmark.floors import socket_peer
 
 BLOCK = 65536
 
@@ -60,6 +61,18 @@ def test_copying() -> None:
         blocks, elapsed_ns = floor.run(5)
         assert blocks > 0
         assert elapsed_ns >= 5_000_000
+
+
+@pytest.mark.parametrize("crc", [False, True])
+@pytest.mark.parametrize("family", ["unix", "tcp"])
+def test_messages_without_payload(tmp_path: Path, family: str, crc: bool) -> None:
+    with socket_peer(tmp_path / "socket" if family == "unix" else None) as address:
+        for depth in (1, 300):
+            with Floor("message", address, block_bytes=4096, depth=depth, crc=crc) as floor:
+                for _ in range(2):
+                    blocks, elapsed_ns = floor.run(20)
+                    assert blocks >= depth
+                    assert elapsed_ns >= 20_000_000
 
 
 @pytest.mark.parametrize("crc", [False, True])

@@ -85,23 +85,28 @@ def run_once(direction: str, path: Path, region_bytes: int, duration_ms: int) ->
 
 
 @contextmanager
-def socket_peer() -> Iterator[str]:
-    """A process that answers the socket floor; yields its host:port."""
+def socket_peer(path: Path | None = None) -> Iterator[str]:
+    """A process that answers the socket and message floors; yields host:port, or `path` (a Unix socket)."""
     code = (
         "import socket, sys\n"
         "from ffs._native.floor import floor_serve\n"
-        "listener = socket.create_server(('127.0.0.1', 0))\n"
-        "print(listener.getsockname()[1], flush=True)\n"
+        "where = sys.argv[1]\n"
+        "listener = socket.create_server(where, family=socket.AF_UNIX) if where "
+        "else socket.create_server(('127.0.0.1', 0))\n"
+        "print(where or '127.0.0.1:%d' % listener.getsockname()[1], flush=True)\n"
         "floor_serve(listener)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(path or "")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
-        line = process.stdout.readline() if process.stdout else ""
-        if not line.strip().isdigit():
+        address = process.stdout.readline().strip() if process.stdout else ""
+        if not address:
             raise FfsError("the peer of the socket floor didn't start")
-        yield f"127.0.0.1:{line.strip()}"
+        yield address
     finally:
         process.terminate()
         process.wait()

@@ -509,8 +509,8 @@ int ffs_ring_get_stats(ffs_ring *ring, ffs_ring_stats *out);
 typedef struct ffs_floor ffs_floor;
 typedef struct {
   uint32_t struct_size;
-  uint32_t op;               /* 0 read, 1 write, 2 socket (server process needed), 3 memcpy */
-  const char *path;          /* the device file, or the socket's address host:port */
+  uint32_t op;               /* 0 read, 1 write, 2 socket (server process needed), 3 memcpy, 4 message: a socket, heads only */
+  const char *path;          /* the device file, or the socket's address host:port; of op 4 also a Unix socket's path */
   uint64_t region_bytes;     /* of the device that is used */
   uint64_t region_offset;
   uint32_t block_bytes;
