@@ -2,7 +2,7 @@
 
 A file that has the source's size and time is taken for the same; each gets its time together with its
 name, so a run that was killed is gone on with by the next one. Deletions come last, and only if
-nothing failed before.
+nothing failed before; after them directories get their times, which all that changes in them changes.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class Sync:
         self._report, self._tally = report, tally
         self._deletions: list[tuple[str, bool]] = []  # relative path, is a directory
         self._directories: list[tuple[str, Meta]] = []
+        self._times: dict[str, tuple[int, int | None]] = {}  # of a directory: source's, target's at the start
+        self._touched: set[str] = set()  # directories of the target in which names were made or removed
 
     # --- refusals -----------------------------------------------------------------------------
 
@@ -158,6 +160,7 @@ class Sync:
         if there is None and not self._dry_run:
             self._to.makedirs(self._target.path)
             self._directories.append(("", Meta(stat.S_IMODE(info.st_mode), None, _owner(info))))
+        self._times[""] = info.st_mtime_ns, there.st_mtime_ns if there is not None else None
         with Mover(
             self._from, self._to, self._report.meter, self._done, self._failed, resumable=True
         ) as mover:
@@ -168,6 +171,8 @@ class Sync:
             with self._report.guard():
                 self._to.apply(self._to_path(relative), meta)
         self._delete_all()
+        if not self._dry_run:
+            self._set_times()
 
     def _walk(self, mover: Mover, there: bool) -> None:
         stack = [("", there)]
@@ -239,6 +244,7 @@ class Sync:
             self._count("left out")
             return
         if step.replaces and theirs is not None and not self._dry_run:
+            self._touch(path)
             self._remove(path, stat.S_ISDIR(theirs.st_mode))
         if step.action in (plan.COPY, plan.COMPARE):
             self._copy(mover, path, ours, compare=step.action == plan.COMPARE)
@@ -248,9 +254,10 @@ class Sync:
         elif step.action == plan.ENTER:
             if theirs is not None and _mode(ours) != _mode(theirs):
                 self._update(path, ours)
+            self._times[path] = ours.st_mtime_ns, theirs.st_mtime_ns if theirs is not None else None
             inner.append((path, True))
         elif step.action in (plan.LINK, plan.COMPARE_LINK):
-            self._link(path, compare=step.action == plan.COMPARE_LINK)
+            self._link(path, ours, theirs if step.action == plan.COMPARE_LINK else None)
         elif step.action == plan.ATTRIBUTES:
             self._update(path, ours)
         else:
@@ -261,6 +268,7 @@ class Sync:
             action = "compared" if compare else COPIED
             self._report.action(action, self._at_source(path), self._at_target(path), ours.st_size)
             return
+        self._touch(path)
         meta = Meta(_mode(ours), ours.st_mtime_ns, _owner(ours))
         self._report.meter.expect(ours.st_size)
         mover.add(
@@ -277,23 +285,51 @@ class Sync:
 
     def _make(self, path: str, ours: os.stat_result) -> None:
         if not self._dry_run:
+            self._touch(path)
             self._to.mkdir(self._to_path(path), umask_mode(ours.st_mode) | 0o700)
+            self._times[path] = ours.st_mtime_ns, None
             self._directories.append((path, Meta(_mode(ours), None, _owner(ours))))
         self._report.action("made", None, self._at_target(path))
 
-    def _link(self, path: str, *, compare: bool) -> None:
+    def _link(self, path: str, ours: os.stat_result, there: os.stat_result | None) -> None:
+        """`there`: a link that may say the same."""
         text = self._from.readlink(self._from_path(path))
-        if compare and self._to.readlink(self._to_path(path)) == text:
+        if there is not None and self._to.readlink(self._to_path(path)) == text:
+            if ours.st_mtime_ns != there.st_mtime_ns and not self._dry_run:
+                self._set_time(path, ours.st_mtime_ns, made=False)
             self._count("unchanged")
             return
         if not self._dry_run:
+            self._touch(path)
             self._to.symlink(text, self._to_path(path))
+            self._set_time(path, ours.st_mtime_ns, made=True)
         self._report.action("linked", self._at_source(path), self._at_target(path))
 
     def _update(self, path: str, ours: os.stat_result) -> None:
         if not self._dry_run:
             self._to.apply(self._to_path(path), Meta(_mode(ours)))
         self._report.action("updated", None, self._at_target(path))
+
+    # --- times --------------------------------------------------------------------------------
+
+    def _touch(self, path: str) -> None:
+        """Something changes that changes the time of the directory above."""
+        self._touched.add(os.path.dirname(path))
+
+    def _set_times(self) -> None:
+        """Of all directories; a run that finds nothing to do asks for nothing here."""
+        for path, (wanted, known) in self._times.items():
+            if wanted != known or path in self._touched:
+                with self._report.guard():
+                    self._set_time(path, wanted, made=known is None)
+
+    def _set_time(self, path: str, mtime_ns: int, *, made: bool) -> None:
+        """What was there may be somebody else's, who alone may set its time: then it has the one it has."""
+        try:
+            self._to.apply(self._to_path(path), Meta(mtime_ns=mtime_ns))
+        except PermissionError:
+            if made:
+                raise
 
     # --- deleting -------------------------------------------------------------------------------
 
@@ -307,12 +343,14 @@ class Sync:
         if not self._dry_run:
             results = self._to.remove_many([self._to_path(path) for path in files])
         for path, error in zip(files, results, strict=True):
+            self._touch(path)
             if error is None or isinstance(error, FileNotFoundError):
                 self._report.action("deleted", None, self._at_target(path))
             else:
                 self._report.failed(named(error, str(self._at_target(path))))
         for path, is_directory in self._deletions:
             if is_directory:
+                self._touch(path)
                 with self._report.guard():
                     self._remove(path, True)
                     self._report.action("deleted", None, self._at_target(path))

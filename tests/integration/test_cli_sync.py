@@ -80,6 +80,62 @@ def test_there_and_back(run, home: str, tree: Path, tmp_path: Path, client: Clie
     assert content(back) == content(tree)
 
 
+def times(root: Path) -> dict[str, int]:
+    """mtimes of directories and symlinks, the root's too."""
+    found = [root, *(path for path in root.rglob("*") if path.is_symlink() or path.is_dir())]
+    return {str(path.relative_to(root)): path.lstat().st_mtime_ns for path in found}
+
+
+def set_times(root: Path, start_ns: int) -> None:
+    """Another one for each directory and symlink, all in the past."""
+    for number, name in enumerate(times(root)):
+        at = start_ns + number * 1_000_000_007
+        os.utime(root / name, ns=(at, at), follow_symlinks=False)
+
+
+def test_directories_and_symlinks_keep_their_times(
+    run, home: str, tree: Path, tmp_path: Path, client: Client
+) -> None:  # type: ignore[no-untyped-def]
+    """Whatever happens in them, deletions too. A run that finds nothing to do changes nothing."""
+    target, back = f"ffs:{home}/t", tmp_path / "back"
+    (tree / "dangling").symlink_to("nowhere")
+    (tree / "empty").mkdir()
+    set_times(tree, 10**18)
+    os.utime(tree / "logs", ns=(-5, -5))  # before 1970
+    assert run("sync", str(tree), target)[0] == 0
+    assert client.stat(f"{home}/t/logs").st_mtime_ns == 0
+    os.utime(tree / "logs", ns=(7, 7))
+    assert run("sync", str(tree), target)[0] == 0
+    assert run("sync", target, str(back))[0] == 0
+    assert times(back) == times(tree)
+
+    def changed() -> dict[str, int]:
+        names = [f"{home}/t/{name}" for name in times(tree)]
+        return {name: client.lstat(name).st_ctime_ns for name in names}
+
+    before = changed()
+    fields = summary(run("sync", "--json", str(tree), target)[1])
+    assert (fields["unchanged_count"], fields["failed"]) == (34, 0)
+    assert changed() == before
+
+    (tree / "a" / "new").write_text("new")
+    (tree / "a" / "b" / "deep").unlink()
+    (tree / "dangling").unlink()
+    (tree / "link").unlink()
+    (tree / "link").symlink_to("a/00")  # at another time
+    set_times(tree, 10**17)
+    client.mkdir(f"{home}/t/empty/more")
+    client.open(f"{home}/t/a/b/stray", "wb").close()
+    out = run("sync", "--delete", "-v", str(tree), target)[1]
+    assert "linked" not in out  # it has got its time, no more
+    assert run("sync", "--delete", target, str(back))[0] == 0
+    (tree / "a" / "07").write_bytes(b"rewritten: its directory's time stays")
+    assert run("sync", str(tree), target)[0] == 0
+    assert run("sync", target, str(back))[0] == 0
+    assert times(back) == times(tree)
+    assert content(back) == content(tree)
+
+
 def test_a_dry_run_says_it_all_and_does_nothing(run, home: str, tree: Path, client: Client) -> None:  # type: ignore[no-untyped-def]
     client.makedirs(f"{home}/t/gone")
     out = run("sync", "--dry-run", "--delete", str(tree), f"ffs:{home}/t")[1]

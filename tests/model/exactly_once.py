@@ -272,6 +272,13 @@ async def mode_of_somebody_elses(world: World) -> meta.Request:
     return meta.SetAttr(path=b"/f", what=meta.SET_MODE, mode=0o600)
 
 
+@case(meta.SetAttr)
+async def time_of_a_symlink(world: World) -> meta.Request:
+    await world.file(b"/f")
+    await world.me(meta.SymLink(path=b"/l", target=b"f"))
+    return meta.SetAttr(path=b"/l", follow=False, what=meta.SET_MTIME, mtime_ns=5)
+
+
 @case(meta.SetXattr)
 async def attribute(world: World) -> meta.Request:
     await world.file(b"/f")

@@ -93,7 +93,7 @@ class Side(Protocol):
 
     def makedirs(self, path: str) -> None: ...
     def apply(self, path: str, meta: Meta) -> None:
-        """Mode, owner, mtime of what is there (of a link itself: nothing but the owner)."""
+        """Mode, owner, mtime of what is there (of a link itself, which has no mode: owner and mtime)."""
 
     def remove(self, path: str) -> None: ...
     def remove_many(self, paths: Sequence[str]) -> list[OSError | None]: ...
@@ -176,12 +176,10 @@ class LocalSide:
         if meta.owner is not None:
             with contextlib.suppress(PermissionError):
                 os.chown(path, *meta.owner, follow_symlinks=False)
-        if os.path.islink(path):
-            return
-        if meta.mode is not None:
+        if meta.mode is not None and not os.path.islink(path):
             os.chmod(path, meta.mode)
         if meta.mtime_ns is not None:
-            os.utime(path, ns=(meta.mtime_ns, meta.mtime_ns))
+            os.utime(path, ns=(meta.mtime_ns, meta.mtime_ns), follow_symlinks=False)
 
     def remove(self, path: str) -> None:
         os.unlink(path)
@@ -352,14 +350,11 @@ class ClusterSide:
         if meta.owner is not None:
             with contextlib.suppress(PermissionError):
                 self.client.chown(path, *meta.owner, follow_symlinks=False)
-        if meta.mode is None and meta.mtime_ns is None:
-            return
-        if self.client.islink(path):
-            return
-        if meta.mode is not None:
+        if meta.mode is not None and not self.client.islink(path):
             self.client.chmod(path, meta.mode)
         if meta.mtime_ns is not None:
-            self.client.utime(path, ns=(meta.mtime_ns, meta.mtime_ns))
+            time_ns = max(meta.mtime_ns, 0)  # a cluster has no times before 1970
+            self.client.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
 
     def remove(self, path: str) -> None:
         self.client.remove(path)
