@@ -115,6 +115,8 @@ class Behind(Tenant):
 
     def discard(self) -> None:
         """What was taken goes nowhere, or is on its way. Never blocks on a server."""
+        if self._flying or self._again:
+            self._handle.note_failed()  # there may be chunks that nobody reports: whoever collects must look
         self._part = None
         self._again.clear()
         self._flying.clear()

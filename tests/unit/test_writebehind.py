@@ -133,6 +133,7 @@ class World:
     path: str = "/f"
     ino: int = 7
     reported: int = 0
+    doubtful: bool = False
     lent: list[FakeLane] = field(default_factory=list)
 
     def chance(self, probability: float) -> bool:
@@ -176,7 +177,7 @@ class World:
         self.reported = max(self.reported, end)
 
     def note_failed(self) -> None:
-        pass
+        self.doubtful = True
 
 
 @settings(max_examples=60, deadline=None)
@@ -241,6 +242,19 @@ def test_an_error_stays_until_the_data_is_stored() -> None:
         with pytest.raises(errors.FfsError):
             work()
     assert not world.lent  # given up with the file
+
+
+def test_what_is_on_its_way_when_a_file_is_discarded_is_told_at_its_close() -> None:
+    """Else its chunks outlive it: nobody looks for them beyond the reported length."""
+    for turns in (0, 1, 8):
+        world = World(random.Random(1))
+        world.random.randint = lambda a, b: a  # type: ignore[method-assign]
+        behind = Behind(world, threading.Lock())  # type: ignore[arg-type]
+        for turn in range(turns):
+            behind.write(turn * CHUNK, np.full(CHUNK, 5, np.uint8))
+        flying = bool(behind._flying)
+        behind.discard()
+        assert world.doubtful == flying == (turns == 8)
 
 
 def test_memory_is_bounded() -> None:
