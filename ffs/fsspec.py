@@ -24,6 +24,7 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, other_paths, stringify_path
 
 from ffs import errors
+from ffs.client import moving
 from ffs.client.address import resolve_address
 from ffs.client.client import Client, connect
 from ffs.client.deferred import Compressed, DeferredText, defer, quiet_reader
@@ -266,7 +267,8 @@ class FfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = True, maxdepth: int | None = None, **kwargs: Any
     ) -> None:
-        """A rename: atomic, whole directories too. Into `path2` if that is a directory or ends with "/"."""
+        """A rename: atomic, whole directories too. Into `path2` if that is a directory or ends with "/".
+        Where a quota counts one of the two and not the other, by a copy."""
         if isinstance(path1, list | tuple | set) or not _MAGIC.isdisjoint(stringify_path(path1)):
             sources = self._named(path1)
             if isinstance(path2, list | tuple):
@@ -289,7 +291,7 @@ class FfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             name = join(name, split_path(source)[1])
         else:
             self._make_parent(name)
-        self.client.rename(source, name)
+        moving.move(self.client, source, name)
 
     def _make_directory(self, path: Any) -> None:
         if self.auto_mkdir:

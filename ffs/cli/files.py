@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
     rmdir = command(commands, "rmdir", run_rmdir, "remove empty directories")
     rmdir.add_argument("paths", nargs="+", metavar="PATH")
     rmdir.add_argument("-p", "--parents", action="store_true", help="then its parents, while they are empty")
-    move = command(commands, "mv", run_mv, "rename within the cluster, each in one transaction")
+    move = command(commands, "mv", run_mv, "rename within the cluster; by a copy where a quota is between")
     move.add_argument("sources", nargs="+", metavar="SOURCE")
     move.add_argument("target", metavar="TARGET")
     over = move.add_mutually_exclusive_group()
@@ -123,6 +123,8 @@ def run_mv(args: argparse.Namespace) -> int:
 
 
 def _move(args: argparse.Namespace, client: Client, source: Location, goal: Location) -> None:
+    from ffs.client.moving import move
+
     words = f"{source.path} -> {goal.path}"
     if args.exchange:
         if not args.dry_run:
@@ -138,18 +140,9 @@ def _move(args: argparse.Namespace, client: Client, source: Location, goal: Loca
         return
     if not args.dry_run:
         try:
-            if args.no_clobber:
-                client.rename_exclusive(source.path, goal.path)
-            else:
-                client.replace(source.path, goal.path)
+            move(client, source.path, goal.path, replace=not args.no_clobber)
         except errors.Exists as error:
             raise errors.Exists("is there already: take another name, or leave out -n", goal.path) from error
-        except errors.CrossDevice as error:
-            raise errors.CrossDevice(
-                f"{error.message}: copy it and remove the source (ffs cp -r -p, ffs rm -r)",
-                source.path,
-                goal.path,
-            ) from error
     say(args, words)
 
 

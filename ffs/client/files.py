@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ffs import errors
+from ffs.client import moving
 from ffs.client.handle import OpenFile
 from ffs.client.lookups import pages
 from ffs.client.mode import parse_mode
@@ -124,11 +125,12 @@ class FileCalls(Namespace):
         return target_text
 
     def move(self, source: PathLike, target: PathLike) -> str:
-        """As shutil.move within the store: a rename; into `target` where that is a directory. Blocking."""
+        """As shutil.move within the store: a rename; into `target` where that is a directory. Where a quota
+        counts one of the two and not the other, by a copy (ffs.client.moving). Returns the path. Blocking."""
         target_text = check_path(target)
         if self.isdir(target_text):
             target_text = join(target_text, split(check_path(source))[1])
             if self.lexists(target_text):
                 raise errors.Exists("the directory has an entry of that name", target_text)
-        self.rename(source, target_text)
+        moving.move(self, check_path(source), target_text)  # type: ignore[arg-type]
         return target_text
