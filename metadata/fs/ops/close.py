@@ -98,7 +98,7 @@ async def append(core: Core, txn: Transaction, req: meta.Append) -> meta.AppendR
         raise errors.TooLarge(f"a file ends at {MAX_FILE_BYTES} bytes; {offset} + {req.length} is beyond")
     inode, reserved = decode_inode(data), NO_QUOTA
     if inode.quota:
-        reserved = await quota.reserve(txn, req.ino, inode, end)
+        reserved = await quota.reserve(txn, req.ino, inode, end, ahead=False)  # the next one asks anyway
     txn.set(key + SUB_APPEND, counter(end))
     return meta.AppendReply(offset=offset, epoch=inode.epoch, reserved=reserved)
 
