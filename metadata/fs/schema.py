@@ -24,6 +24,7 @@
     k kind shard1                  counter: blocks of ids given out
     L ino8 kind1 client8 owner8    lock
     M client8 ino8 kind1 owner8    the same, by client
+    l ino8 client8 owner8          locks of directories' entries only
     q ino8                         index of KV spaces: those that a name leads to
     u ino8                         names of the inode's extended attributes
     u ino8 name                    value of one
@@ -188,6 +189,19 @@ def split_client_lock(key: bytes) -> tuple[int, int, int, int]:
     """(client, ino, kind, owner) of a client_lock_key."""
     _, client, ino, kind, owner = _unpack_client_lock(key)
     return client, ino, kind, owner
+
+
+def entries_lock_key(ino: int, client: int, owner: int) -> bytes:
+    return _WRITER(b"l", ino, client, owner)
+
+
+ENTRIES_LOCKS: Final = (b"l", b"m")  # the span of all
+
+
+def split_entries_lock(key: bytes) -> tuple[int, int, int]:
+    """(ino, client, owner) of an entries_lock_key."""
+    _, ino, client, owner = _unpack_writer(key)
+    return ino, client, owner
 
 
 def garbage_key(ino: int) -> bytes:

@@ -13,20 +13,23 @@ import msgspec
 from ffs import errors
 from ffs.proto import meta
 from ffs.proto.meta import LOCK_ENTRIES, LOCK_FLOCK, LockHolder
-from ffs.proto.records import DIRECTORY, FLAG_LOCKED, Inode, LockRecord
+from ffs.proto.records import DIRECTORY, FLAG_LOCKED, FLAG_REMOVED, Inode, LockRecord
 from metadata.fs.core import Core
 from metadata.fs.ops.stat import resolve
 from metadata.fs.schema import (
+    ENTRIES_LOCKS,
     Reader,
     client_lock_key,
     decode_lock,
     decode_session,
     encode,
+    entries_lock_key,
     find_inode,
     inode_key,
     lock_key,
     locks_span,
     session_key,
+    split_entries_lock,
     split_lock,
     writers_span,
 )
@@ -34,6 +37,7 @@ from metadata.fs.walk import R, W, X, may, need, owns
 from metadata.kv.contract import Transaction
 
 MAX_HOLDERS: Final = 1000  # of one inode: more shared locks are refused
+MAX_ENTRIES_LOCKS: Final = 4000  # of directories: with more, no tree is removed
 
 
 class Held(Exception):
@@ -73,6 +77,8 @@ async def lock(core: Core, txn: Transaction, req: meta.Lock, *, wait: bool) -> m
         raise errors.Busy(f"{len(held)} locks are held already", req.path)
     txn.set(mine, encode(LockRecord(exclusive=exclusive, since_ns=core.now_ns())))
     txn.set(client_lock_key(req.client, ino, req.kind, req.owner), b"")
+    if req.kind == LOCK_ENTRIES:
+        txn.set(entries_lock_key(ino, req.client, req.owner), b"")
     if req.kind == LOCK_ENTRIES and not inode.flags & FLAG_LOCKED:
         # Whoever makes or removes an entry reads this inode: one of the two is a conflict.
         txn.set(inode_key(ino), encode(msgspec.structs.replace(inode, flags=inode.flags | FLAG_LOCKED)))
@@ -125,6 +131,52 @@ async def need_unlocked(reader: Reader, client: int, ino: int, inode: Inode, pat
             )
 
 
+async def need_unlocked_below(txn: Transaction, client: int, top: int, path: bytes) -> None:
+    """Raises Busy if another session holds the lock of a directory below `top`, which is to go whole.
+
+    All locks of directories' entries in the cluster are looked at, each from below: they are few, a tree may
+    be large. Who takes one meanwhile writes into the span that was read here: one of the two is a conflict."""
+    pairs = await txn.range(*ENTRIES_LOCKS, MAX_ENTRIES_LOCKS + 1)
+    if len(pairs) > MAX_ENTRIES_LOCKS:
+        raise errors.Busy(
+            f"more than {MAX_ENTRIES_LOCKS} directories are locked: whether one of them lies in this tree "
+            "can't be told",
+            path,
+        )
+    outside: set[int] = set()  # directories that aren't below `top`
+    for key, _ in pairs:
+        ino, holder, owner = split_entries_lock(key)
+        if holder == client:
+            continue
+        session = await txn.get(session_key(holder))
+        if session is None or await txn.get(lock_key(ino, LOCK_ENTRIES, holder, owner)) is None:
+            release(txn, ino, LOCK_ENTRIES, holder, owner)
+            continue
+        if await _lies_below(txn, ino, top, outside):
+            who = decode_session(session).label or f"client {holder}"
+            raise errors.Busy(
+                f"a directory in the tree (inode {ino}) is locked by {who}: wait for it, or end the lock "
+                "(ffs flock --break)",
+                path,
+            )
+
+
+async def _lies_below(reader: Reader, ino: int, top: int, outside: set[int]) -> bool:
+    """`outside` grows by what was met on a way that led elsewhere."""
+    way: list[int] = []
+    while ino not in outside:
+        if ino == top:
+            return True
+        way.append(ino)
+        inode = await find_inode(reader, ino)
+        # A tree that was removed isn't where its root says; and the root directory is its own parent.
+        if inode is None or inode.flags & FLAG_REMOVED or inode.parent in (0, ino):
+            break
+        ino = inode.parent
+    outside.update(way)
+    return False
+
+
 async def _writes(reader: Reader, client: int, ino: int) -> bool:
     """Has the client the file open for writing? Its permission was judged then."""
     first, _ = writers_span(ino)
@@ -168,3 +220,5 @@ async def end(txn: Transaction, ino: int, kind: int, client: int, owner: int) ->
 def release(txn: Transaction, ino: int, kind: int, client: int, owner: int) -> None:
     txn.clear(lock_key(ino, kind, client, owner))
     txn.clear(client_lock_key(client, ino, kind, owner))
+    if kind == LOCK_ENTRIES:
+        txn.clear(entries_lock_key(ino, client, owner))

@@ -10,7 +10,7 @@ from ffs.proto.common import Creds, OkReply
 from ffs.proto.records import DIRECTORY, FLAG_REMOVED, Garbage, Inode
 from metadata.fs import quota
 from metadata.fs.core import Core
-from metadata.fs.ops.lock import need_unlocked
+from metadata.fs.ops.lock import need_unlocked, need_unlocked_below
 from metadata.fs.schema import (
     Reader,
     decode_dirent,
@@ -107,6 +107,7 @@ async def remove_tree(core: Core, txn: Transaction, req: meta.RemoveTree, checke
         raise errors.AccessDenied("the tree changed while it was looked through: try again", path)
     await need_unlocked(txn, req.client, found.parent, found.parent_inode, path)
     await need_unlocked(txn, req.client, found.ino, inode, path)
+    await need_unlocked_below(txn, req.client, found.ino, path)
     now = core.now_ns()
     await quota.forget_with(txn, found.ino, inode)
     mark_removed(txn, found.ino, inode)

@@ -15,8 +15,11 @@ from ffs.proto import meta
 from ffs.proto.common import Creds
 from ffs.proto.records import FLAG_LOCKED, KvParams
 from metadata.fs.namespace import Namespace
+from metadata.fs.ops.lock import lock
+from metadata.fs.ops.unlink import remove_tree
 from metadata.fs.schema import find_inode
 from metadata.fs.sessions import SessionSweeper
+from metadata.kv.contract import Conflict, after
 from metadata.kv.memory import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
@@ -213,5 +216,71 @@ def test_who_may() -> None:
             await b(meta.Unlock(path=b"/d", force=True))
         ended = await a(meta.Unlock(path=b"/d", force=True))
         assert {holder.client for holder in ended.holders} == {a.client, b.client}
+
+    go(test)
+
+
+def test_a_tree_with_a_locked_directory_in_it_stays() -> None:
+    """Unless the holder removes it; and a lock elsewhere, or of a session that is over, holds nothing up."""
+
+    async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
+        for path in (b"/t/x/locked", b"/t/y", b"/elsewhere/d"):
+            await a(meta.MkDir(path=path, parents=True))
+        for path in (b"/t/x/locked", b"/elsewhere/d"):
+            assert (await a(meta.Lock(path=path, kind=ENTRIES, owner=1))).granted
+        for path in (b"/t", b"/t/x", b"/t/x/locked"):
+            with pytest.raises(errors.Busy, match="locked by test"):
+                await b(meta.RemoveTree(path=path))
+        await b(meta.RemoveTree(path=b"/t/y"))
+        await b(meta.Rename(source=b"/t", target=b"/u"))  # takes the lock along
+        with pytest.raises(errors.Busy):
+            await b(meta.RemoveTree(path=b"/u"))
+        await a(meta.Unlock(path=b"/u/x/locked", kind=ENTRIES, owner=1))
+        await b(meta.RemoveTree(path=b"/u"))
+
+        await a(meta.MkDir(path=b"/own/d", parents=True))
+        assert (await a(meta.Lock(path=b"/own/d", kind=ENTRIES, owner=2))).granted
+        # Its own tree goes, and isn't where it was for whoever looks at the lock afterwards.
+        await b(meta.MkDir(path=b"/above"))
+        await b(meta.Rename(source=b"/own", target=b"/above/own"))
+        await a(meta.RemoveTree(path=b"/above/own"))
+        await b(meta.RemoveTree(path=b"/above"))
+
+        with pytest.raises(errors.Busy):
+            await b(meta.RemoveTree(path=b"/elsewhere"))
+        await a(meta.SessionClose())
+        await b(meta.RemoveTree(path=b"/elsewhere"))
+        assert await left(namespace, b"l") == 0
+
+    go(test)
+
+
+async def left(namespace: Namespace, prefix: bytes) -> int:
+    async def count(snap: Any) -> int:
+        return len(await snap.range(prefix, after(prefix)))
+
+    return await namespace.core.store.read(count)
+
+
+@pytest.mark.parametrize("first", ["lock", "removal"])
+def test_a_lock_and_the_removal_of_its_tree_conflict(first: str) -> None:
+    """Whichever commits second runs again, and sees the other."""
+
+    async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
+        core = namespace.core
+        await a(meta.MkDir(path=b"/t/d", parents=True))
+        removal = b.prepare(meta.RemoveTree(path=b"/t"))
+        request = a.prepare(meta.Lock(path=b"/t/d", kind=ENTRIES, owner=1))
+        assert isinstance(removal, meta.RemoveTree)
+        assert isinstance(request, meta.Lock)
+        one, two = core.store.begin(), core.store.begin()
+        if first == "removal":
+            one, two = two, one
+        assert (await lock(core, one, request, wait=False)).granted
+        await remove_tree(core, two, removal, 0)
+        earlier, later = (one, two) if first == "lock" else (two, one)
+        await earlier.commit()
+        with pytest.raises(Conflict):
+            await later.commit()
 
     go(test)

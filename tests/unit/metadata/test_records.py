@@ -47,6 +47,7 @@ QUOTA = quota.QuotaView(
     used_entries=7,
     state=quota.COUNTING,
 )
+HOLDER = meta.LockHolder(7, 2**62, meta.LOCK_FLOCK, True, 10**18, "host:1")
 HEAD: dict[str, Any] = {"client": 2**63, "slot": 5, "sequence": 9, "creds": Creds(1000, 1001, (4, 5))}
 
 RECORDS: dict[str, msgspec.Struct] = {
@@ -68,6 +69,8 @@ RECORDS: dict[str, msgspec.Struct] = {
     "garbage": records.Garbage(type=1, since_ns=8),
     "trim": records.Trim(epoch=3, length=100, old=2**30),
     "fenced-client": records.FencedClient(capability_expiry_ms=600_000),
+    "lock-record": records.LockRecord(exclusive=True, since_ns=10**18),
+    "ticket-key": records.TicketKey(secret=bytes(range(32))),
     "xattr-names": records.XattrNames(names=[b"user.a", b"user.b"], value_bytes=70),
     "quota": records.QuotaRecord(
         ino=17409, limit_bytes=1 << 40, limit_entries=10**6, state=quota.READY, path=b"/q"
@@ -105,6 +108,16 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "remove-xattr": meta.RemoveXattr(ino=5, name=b"user.n", **HEAD),
     "list-xattr": meta.ListXattr(path=b"/a", **HEAD),
     "list-xattr-reply": meta.ListXattrReply(names=[b"user.a", b"user.b"]),
+    "stat-by-id": meta.Stat(ino=5, ticket=bytes(range(16)), want_ticket=True, **HEAD),
+    "opened-ticket": meta.Opened(ino=5, attributes=ATTRIBUTES, ticket=bytes(range(16))),
+    "lock": meta.Lock(
+        ino=5, kind=meta.LOCK_ENTRIES, owner=2**62, exclusive=False, wait_ms=5000, ticket=bytes(16), **HEAD
+    ),
+    "lock-reply": meta.LockReply(ino=5, granted=True, holders=[]),
+    "lock-reply-held": meta.LockReply(ino=5, granted=False, holders=[HOLDER]),
+    "unlock": meta.Unlock(path=b"/a", owner=2**62, force=True, **HEAD),
+    "get-locks": meta.GetLocks(path=b"/a", **HEAD),
+    "locks-reply": meta.LocksReply(ino=5, holders=[HOLDER]),
     "kv-create": meta.KvCreate(path=b"/kv", params=KV, **HEAD),
     "opened-quota": meta.Opened(ino=5, attributes=ATTRIBUTES, handle=9, reserved=1 << 20),
     "length-quota": meta.LengthReply(length=100, epoch=2, reserved=100),
@@ -152,6 +165,10 @@ KEYS: dict[str, bytes] = {
     "quota bytes": schema.quota_bytes_key(17410, 3),
     "quota entries": schema.quota_entries_key(17410, 0),
     "quota work": schema.quota_work_key(17410, 17409),
+    "lock": schema.lock_key(17409, 1, 7, 2**62),
+    "lock by client": schema.client_lock_key(7, 17409, 1, 2**62),
+    "lock of entries": schema.entries_lock_key(17409, 7, 2**62),
+    "ticket key": schema.TICKET_KEY,
 }
 
 
