@@ -135,7 +135,7 @@ async def need_unlocked_below(txn: Transaction, client: int, top: int, path: byt
     """Raises Busy if another session holds the lock of a directory below `top`, which is to go whole.
 
     All locks of directories' entries in the cluster are looked at, each from below: they are few, a tree may
-    be large. Who takes one meanwhile writes into the span that was read here: one of the two is a conflict."""
+    be large. Who takes one meanwhile writes into the span that was read here: one of the two conflicts."""
     pairs = await txn.range(*ENTRIES_LOCKS, MAX_ENTRIES_LOCKS + 1)
     if len(pairs) > MAX_ENTRIES_LOCKS:
         raise errors.Busy(
