@@ -1,8 +1,6 @@
 #include "io/buffer_pool.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -13,6 +11,7 @@ namespace ffs::io {
 namespace {
 constexpr uint8_t kFree = 1;    // + order
 constexpr uint8_t kInUse = 65;  // + order
+constexpr size_t kHugePageBytes = 2u << 20;
 constexpr uint32_t kPagesOfLargest = kMaxBufferBytes / kMinBufferBytes;
 }  // namespace
 
@@ -31,24 +30,19 @@ Result<std::unique_ptr<BufferPool>> BufferPool::create(Io* io, const Options& op
   pool->io_ = io;
   size_t pieces = std::max<size_t>(1, (options.arena_bytes + kMaxBufferBytes - 1) / kMaxBufferBytes);
   pool->arena_bytes_ = pieces * kMaxBufferBytes;
-  pool->fd_ = ::memfd_create("ffs-buffers", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (pool->fd_ < 0) return Error::of(errno, "memfd_create of the buffer arena");
-  if (::ftruncate(pool->fd_, static_cast<off_t>(pool->arena_bytes_)) != 0) {
-    return Error::of(errno, "sizing the buffer arena");
-  }
-  if (::fcntl(pool->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return Error::of(errno, "sealing the buffer arena");
-  }
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/fd/%d", pool->fd_);
-  pool->read_only_fd_ = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (pool->read_only_fd_ < 0) return Error::of(errno, "opening the buffer arena for reading");
-  int populate = options.populate ? MAP_POPULATE : 0;
-  void* base =
-      ::mmap(nullptr, pool->arena_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | populate, pool->fd_, 0);
-  if (base == MAP_FAILED) return Error::of(errno, "mapping the buffer arena");
-  pool->base_ = static_cast<uint8_t*>(base);
-  ::madvise(base, pool->arena_bytes_, MADV_HUGEPAGE);  // a wish: fewer page-table misses
+  // Private and anonymous, aligned to huge pages: one descriptor of the device's queue then takes a whole
+  // buffer, where 64 KiB of single pages take 16 (a memfd has huge pages only where an administrator says so).
+  const size_t mapped = pool->arena_bytes_ + kHugePageBytes;
+  void* mapping = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return Error::of(errno, "mapping the buffer arena");
+  pool->mapping_ = mapping;
+  pool->mapped_bytes_ = mapped;
+  const auto address = reinterpret_cast<uintptr_t>(mapping);
+  pool->base_ = static_cast<uint8_t*>(mapping) + (kHugePageBytes - address % kHugePageBytes) % kHugePageBytes;
+  (void)::madvise(pool->base_, pool->arena_bytes_, MADV_HUGEPAGE);  // a wish
+  // What the kernel writes into must stay this process's, also while a child has its memory.
+  (void)::madvise(mapping, mapped, MADV_DONTFORK);
+  if (options.populate) (void)::madvise(pool->base_, pool->arena_bytes_, MADV_POPULATE_WRITE);
 
   auto pages = static_cast<uint32_t>(pool->arena_bytes_ / kMinBufferBytes);
   pool->next_.assign(pages, kNone);
@@ -106,9 +100,7 @@ void BufferPool::register_extent(size_t extent) {
 
 BufferPool::~BufferPool() {
   unregister_all();
-  if (base_ != nullptr) ::munmap(base_, arena_bytes_);
-  if (fd_ >= 0) ::close(fd_);
-  if (read_only_fd_ >= 0) ::close(read_only_fd_);
+  if (mapping_ != nullptr) ::munmap(mapping_, mapped_bytes_);
 }
 
 void BufferPool::push(int order, uint32_t page) {

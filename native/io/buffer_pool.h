@@ -1,5 +1,5 @@
-// Aligned memory for one shard: a buddy allocator over one memfd, registered with the Io when
-// the limits of the user allow it. Used by the shard thread only.
+// Aligned memory for one shard: a buddy allocator over one piece of memory, in huge pages
+// where the kernel has them, registered with the Io when the limits of the user allow it. Not inherited by fork. Used by the shard thread only.
 #pragma once
 
 #include <cstdint>
@@ -52,10 +52,6 @@ class BufferPool {
   void populate(size_t extent) const;
   void register_extent(size_t extent);
 
-  // The arena as a memfd sealed against shrinking and growing, for same-host peers: `fd` is
-  // writable and stays here; `read_only_fd` may be passed to others. Both are the pool's.
-  int fd() const { return fd_; }
-  int read_only_fd() const { return read_only_fd_; }
   uint64_t offset_of(const void* address) const { return static_cast<const uint8_t*>(address) - base_; }
   uint8_t* base() const { return base_; }
   size_t arena_bytes() const { return arena_bytes_; }
@@ -74,8 +70,8 @@ class BufferPool {
   void unregister_all();
 
   Io* io_ = nullptr;
-  int fd_ = -1;
-  int read_only_fd_ = -1;
+  void* mapping_ = nullptr;
+  size_t mapped_bytes_ = 0;
   uint8_t* base_ = nullptr;
   size_t arena_bytes_ = 0;
   size_t free_bytes_ = 0;

@@ -79,8 +79,6 @@ class Buffers {
   bool pinning() const { return pin_.pool != nullptr; }
 
   io::Region region_of(const uint8_t* buffer) const { return pool_of(buffer).region_of(buffer); }
-  // The pool that holds client updates, for successors on this host.
-  io::BufferPool& update_pool() { return *pools_[static_cast<size_t>(BufferUse::kUpdate)]; }
   const io::BufferPool& pool(BufferUse use) const { return *pools_[static_cast<size_t>(use)]; }
   uint64_t total_bytes() const;
   uint64_t free_bytes() const;
