@@ -102,8 +102,9 @@ Background::Piece Background::start(Piece piece, bool active, uint64_t now_us) {
 
 Background::Piece Background::next(const Wanted& wanted, bool clients_wait, uint64_t now_us) {
   const bool active = clients_active(now_us);
-  const bool room = in_flight_ < kIdlePieces;
-  Piece piece = room ? choose(wanted, /*urgent_only=*/true, kPieceBytes) : Piece{};
+  const bool room = in_flight_ < kIdlePieces && in_flight_bytes_ < (active ? kUrgentBytes : kIdleBytes);
+  Piece piece =
+      room ? choose(wanted, /*urgent_only=*/true, active ? kUrgentPieceBytes : kPieceBytes) : Piece{};
   if (piece.bytes == 0 && (active ? may_start(clients_wait, now_us) : room)) {
     piece = choose(wanted, /*urgent_only=*/false, active ? kSmallPieceBytes : kPieceBytes);
   }
@@ -116,12 +117,14 @@ Background::Piece Background::next(const Wanted& wanted, bool clients_wait, uint
     refilled_us_ = now_us;
   }
   in_flight_++;
+  in_flight_bytes_ += piece.bytes;
   return start(piece, active, now_us);
 }
 
-void Background::ended(OpClass, uint32_t, uint64_t now_us) {
-  FFS_CHECK(in_flight_ > 0);
+void Background::ended(OpClass, uint32_t bytes, uint64_t now_us) {
+  FFS_CHECK(in_flight_ > 0 && in_flight_bytes_ >= bytes);
   in_flight_--;
+  in_flight_bytes_ -= bytes;
   last_piece_us_ = std::max(last_piece_us_, now_us);
 }
 

@@ -2,7 +2,8 @@
 // Pure: the clock comes with each call. The Io asks it for every piece of an operation (io/io.h, Gate), so
 // what it decides holds for all of them, whoever started them.
 //
-// - Nobody is served: pieces of 256 KiB, as many at a time as fill the device.
+// - Nobody is served: pieces of 1 MiB - each costs the kernel and the device about the same, however large it
+//   is -, as many at a time as fill the device, within a bound of bytes: whoever comes stands behind those.
 // - Clients are served: one piece of 64 KiB at a time, so that a read stands behind no more than that, and no
 // more
 //   bytes a second than a share of what the device has been seen to move. The share moves between a tenth and
@@ -64,9 +65,11 @@ class Background {
   uint64_t device_bytes_per_s() const { return device_bytes_per_s_; }
   uint32_t in_flight() const { return in_flight_; }
 
-  static constexpr uint32_t kPieceBytes = 256 * 1024;
+  static constexpr uint32_t kPieceBytes = 1u << 20;
+  static constexpr uint32_t kUrgentPieceBytes = 256 * 1024;  // beside clients
   static constexpr uint32_t kSmallPieceBytes = 64 * 1024;
-  static constexpr uint32_t kIdlePieces = 16;
+  static constexpr uint32_t kIdlePieces = 16;  // at a time, at most
+  static constexpr uint32_t kIdleBytes = 8u << 20, kUrgentBytes = 4u << 20;
   static constexpr uint64_t kActiveUs = 250'000;
 
  private:
@@ -110,6 +113,7 @@ class Background {
   int64_t tokens_ = 0;  // bytes; below zero after a piece larger than what there was
   uint64_t refilled_us_ = 0;
   uint32_t in_flight_ = 0;      // pieces
+  uint32_t in_flight_bytes_ = 0;
   uint64_t last_piece_us_ = 0;  // began or ended
   uint64_t pause_until_us_ = 0;
   uint64_t calm_us_ = 0;  // when a read was last measured without background work, or a pause began
