@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, cast
 
+import msgspec
+
 from ffs._native.routes import ChainRoute, TargetRoute
 from ffs._native.server import NativeServer, ShardInfo, SpacePolicy, SpaceUse, clock_ms
 from ffs.errors import Fenced, FfsError, NotFound
@@ -36,6 +38,8 @@ USES_A_SECOND: Final = 2000  # or longer, so that no more than so many are told
 NO_KEYS: Final = KeySet(revision=0, sign=0, keys=())
 NO_SPACES: Final = proto.SpaceConfig(revision=(0, 0), policies=())
 LEASE_PARTS: Final = (15, 16)  # of a lease that are used: the rest is for clocks that run apart
+
+_REPORTS: Final = tuple[proto.TargetReport, ...]
 
 T = TypeVar("T")
 
@@ -211,7 +215,7 @@ class Node:
                     node=self.id,
                     incarnation=self.incarnation,
                     config=self._config.number,
-                    reports=tuple(_report(report) for report in reports),
+                    reports=msgspec.convert(reports, _REPORTS),  # the same fields in the same order
                     fenced=fenced,
                     sequence=self._sequence,
                     spaces=self._spaces.revision,
@@ -304,7 +308,11 @@ class Node:
         fresh = self._routes is None or self._routes[0] is not config
         if self._routes is None or fresh:
             chains = tuple(_chain(route) for route in config.chains)
-            targets = tuple(_target(route) for route in config.targets if route.port)
+            before = self._routes
+            if before is not None and before[0].targets == config.targets:
+                targets = before[2]  # places seldom change: what C has of them is kept
+            else:
+                targets = tuple(_target(route) for route in config.targets if route.port)
             self._routes = (config, chains, targets)
         _, chains, targets = self._routes
         await self.native(self._native.configure, config.epoch, self.manager_ms, chains, targets)
@@ -327,14 +335,6 @@ class Node:
         if self._reachable:
             log.warning("no heartbeat: %s; going on with the routing that there is", error.message)
             self._reachable = False
-
-
-def _report(report: Any) -> proto.TargetReport:
-    """A report of the native server for the wire: the same names."""
-    return proto.TargetReport(**{name: getattr(report, name) for name in _REPORT_FIELDS})
-
-
-_REPORT_FIELDS: Final = proto.TargetReport.__struct_fields__
 
 
 def _policy(policy: proto.SpacePolicy) -> SpacePolicy:

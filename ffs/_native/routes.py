@@ -5,7 +5,7 @@ docs/ring.md, Routing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,8 +60,36 @@ class TargetRoute:
     away: bool = False
 
 
+class _Kept:
+    """The last array that was made of a tuple: a node hands the same routes to its server and to its
+    collector, and the same places with each configuration. C only reads it. Any thread."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Any] = (None, None)
+
+    def of(self, routes: object, make: Callable[[], Any]) -> Any:
+        last, made = self._last
+        if last is not routes:
+            made = make()
+            if isinstance(routes, tuple):  # nobody changes those
+                self._last = routes, made
+        return made
+
+
+_chains, _targets = _Kept(), _Kept()
+
+
 def c_chains(chains: Sequence[ChainRoute]) -> Any:
     """A C array of ffs_chain_route. Raises InvalidArgument, naming the chain."""
+    return _chains.of(chains, lambda: _make_chains(chains))
+
+
+def c_targets(targets: Sequence[TargetRoute]) -> Any:
+    """A C array of ffs_target_route. Raises InvalidArgument, naming what doesn't fit."""
+    return _targets.of(targets, lambda: _make_targets(targets))
+
+
+def _make_chains(chains: Sequence[ChainRoute]) -> Any:
     out = ffi.new("ffs_chain_route[]", len(chains))
     for entry, chain in zip(out, chains, strict=True):
         if len(chain.members) != len(chain.states) or len(chain.members) > MAX_REPLICAS:
@@ -94,8 +122,7 @@ def _put(field: Any, text: str, what: str) -> None:
     field[0 : len(data)] = data
 
 
-def c_targets(targets: Sequence[TargetRoute]) -> Any:
-    """A C array of ffs_target_route. Raises InvalidArgument, naming what doesn't fit."""
+def _make_targets(targets: Sequence[TargetRoute]) -> Any:
     out = ffi.new("ffs_target_route[]", len(targets))
     for entry, route in zip(out, targets, strict=True):
         entry.target = route.target

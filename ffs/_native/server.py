@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from ffs._native.lib import check, ffi, lib
 from ffs._native.routes import ChainRoute, TargetRoute, c_chains, c_targets
@@ -27,7 +28,7 @@ __all__ = [
 
 WRITE_CACHES: Final = ("auto", "volatile", "protected")  # by the numbers of ffs_device_options (ffs.h)
 DISCARDS: Final = ("auto", "off", "on")
-_MAX_REPORTS: Final = 4096
+_MAX_REPORTS: Final = 8192
 KEY_BYTES: Final = 32
 
 
@@ -41,9 +42,9 @@ class ShardInfo:
     targets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TargetReport:
-    """What a target says of itself, as ffs_target_report (ffs.h): same names, same order."""
+class TargetReport(NamedTuple):
+    """What a target says of itself, as ffs_target_report (ffs.h): same names, same order. A tuple, since a
+    heartbeat that is hurried makes one a target."""
 
     target: int
     chain: int
@@ -81,9 +82,22 @@ def _use(use: Any) -> SpaceUse:
     return SpaceUse(**fields | {"ready": bool(use.ready)})
 
 
-def _fields(report: Any) -> dict[str, Any]:
-    names = TargetReport.__slots__
-    return {n: bool(getattr(report, n)) if n in _FLAGS else int(getattr(report, n)) for n in names}
+def _layout(kind: str, names: Sequence[str], flags: frozenset[str]) -> struct.Struct:
+    """Of a C struct of unsigned numbers: one call reads all its fields. AssertionError: it isn't one, or its
+    fields aren't `names`."""
+    code, at = "<", 0  # as all that ffs runs on; a flag is its first byte
+    fields = ffi.typeof(kind).fields
+    assert [name for name, _ in fields] == list(names), (kind, names)
+    for name, field in fields:
+        assert field.type.kind == "primitive", (kind, name)
+        size = ffi.sizeof(field.type)
+        letter = "?xxx" if name in flags and size == 4 else {4: "I", 8: "Q"}[size]
+        code += "x" * (field.offset - at) + letter
+        at = field.offset + size
+    return struct.Struct(code + "x" * (ffi.sizeof(kind) - at))
+
+
+_REPORT: Final = _layout("ffs_target_report", TargetReport._fields, _FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +219,6 @@ class NativeServer:
         peer_key: bytes | None = None,
     ) -> None:
         self._raw: Any = None
-        self._configured: tuple[Sequence[ChainRoute], Sequence[TargetRoute], Any, Any] | None = None
         if len(cluster) != 16:
             raise InvalidArgument(f"a cluster id has 16 bytes, not {len(cluster)}")
         options = ffi.new("ffs_server_options*")
@@ -280,20 +293,21 @@ class NativeServer:
         """Hands chains (recorded and proposed) and places to the shards; manager_ms: manager time.
 
         Returns when all have taken them. Idempotent; older versions change nothing. The same tuples again
-        cost less: what was made of them is kept."""
-        made = self._configured
-        if made is None or made[0] is not chains or made[1] is not targets:
-            made = (chains, targets, c_chains(chains), c_targets(targets))
-            if isinstance(chains, tuple) and isinstance(targets, tuple):  # nobody changes those
-                self._configured = made
-        in_c, places = made[2:]
+        cost less (routes.py)."""
+        in_c, places = c_chains(chains), c_targets(targets)
         check(lib.ffs_server_configure(self.raw, epoch, manager_ms, in_c, len(in_c), places, len(places)))
 
     def report(self) -> list[TargetReport]:
         """What each target says of itself."""
-        out = ffi.new("ffs_target_report[]", _MAX_REPORTS)
-        count = check(lib.ffs_server_report(self.raw, out, _MAX_REPORTS))
-        return [TargetReport(**_fields(r)) for r in out[0:count]]
+        capacity = 128
+        while True:
+            out = ffi.new("ffs_target_report[]", capacity)
+            count = check(lib.ffs_server_report(self.raw, out, capacity))
+            if count < capacity or capacity >= _MAX_REPORTS:
+                break
+            capacity *= 4
+        said = _REPORT.iter_unpack(ffi.buffer(out)[: count * _REPORT.size])
+        return [TargetReport._make(fields) for fields in said]
 
     def lease(self, until_ms: int) -> None:
         """The manager's lease on this node holds until then, on clock_ms. An earlier time changes nothing.

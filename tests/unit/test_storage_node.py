@@ -32,7 +32,8 @@ class FakeNative:
         self.use: list[SpaceUse] = []
 
     def report(self) -> list[TargetReport]:
-        zeros: dict[str, Any] = dict.fromkeys(TargetReport.__slots__, 0)
+        flags = ("persisted_here", "poisoned", "leased", "sync_done")
+        zeros: dict[str, Any] = {name: False if name in flags else 0 for name in TargetReport._fields}
         return [TargetReport(**zeros | {"target": 7, "leased": True})]
 
     def read_news(self) -> None:

@@ -20,6 +20,7 @@ from ffs._native.ring import (
     OP_SPACE_EPOCH,
     OP_TRUNCATE,
 )
+from ffs._native.routes import TargetRoute, c_targets
 from ffs._native.server import ShardMetrics, SpaceUse, TargetReport
 from ffs.errors import FfsError, StaleEpoch
 from ffs.proto.cluster import (
@@ -32,6 +33,7 @@ from ffs.proto.cluster import (
     RemovePageReply,
     TruncateChunk,
 )
+from ffs.proto.cluster import TargetReport as WireReport
 from ffs.proto.common import Message, OkReply
 from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, steps_of
 from storage_server.metrics import COUNTERS, GAUGES, MetricsServer, render
@@ -126,7 +128,7 @@ def shard(**fields: int) -> ShardMetrics:
 
 def report(target: int, state: int) -> TargetReport:
     return TargetReport(
-        **{name: 0 for name in TargetReport.__slots__} | {"target": target, "state": state, "used_bytes": 9}  # type: ignore[arg-type]
+        **{name: 0 for name in TargetReport._fields} | {"target": target, "state": state, "used_bytes": 9}  # type: ignore[arg-type]
     )
 
 
@@ -174,3 +176,17 @@ def test_metrics_server_answers_and_refuses() -> None:
                     pass
 
     asyncio.run(main())
+
+
+def test_reports_travel_as_they_come_from_the_native_server() -> None:
+    """A heartbeat hands them on field by field, without looking at names."""
+    assert TargetReport._fields == WireReport.__struct_fields__
+
+
+def test_routes_are_made_once_for_a_tuple() -> None:
+    places = (TargetRoute(7, 1, "127.0.0.1", 4000), TargetRoute(8, 2, "127.0.0.1", 4001))
+    made = c_targets(places)
+    assert c_targets(places) is made
+    assert [entry.target for entry in c_targets(list(places))] == [7, 8]
+    assert c_targets(list(places)) is not made  # a list may have changed since
+    assert [entry.target for entry in c_targets(places[:1])] == [7]
