@@ -20,19 +20,30 @@ from numpy.typing import NDArray
 
 from ffs.client.client import Client
 from ffs.client.paths import PathLike, check_path
-from ffs.errors import FfsError, NotADirectory
+from ffs.errors import FfsError, InvalidArgument, NotADirectory
 from ffs.proto import meta
 from ffs.proto.common import Message
 from ffs.proto.meta import FsckFinding, FsckPage, FsckRepaired
 from ffs.proto.records import DIRECTORY
 
 STATE: Final = np.dtype(list(meta.FSCK_STATE))
+USAGE: Final = np.dtype(list(meta.FSCK_USAGE))
+SUM: Final = np.dtype(list(meta.FSCK_SUM))
 _TRIES: Final = 3  # of counting a directory, or an inode's names, that changes meanwhile
 _ORPHAN: Final = "orphan-inode"
 _LINKS: Final = "wrong-link-count"
+_USAGE: Final = "wrong-quota-usage"
 
-# The order of repairs: what changes entries goes before what is counted from them.
-_FIRST: Final = ("entry-without-directory", "dangling-entry", "wrong-entry-type", "wrong-parent", _ORPHAN)
+# The order of repairs: what changes entries goes before what is counted from them; and to count a directory
+# anew makes what is counted wrong in it right.
+_FIRST: Final = (
+    _USAGE,
+    "entry-without-directory",
+    "dangling-entry",
+    "wrong-entry-type",
+    "wrong-parent",
+    _ORPHAN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +162,72 @@ def _everything(report: Report, chains: Iterable[tuple[int, int]], progress: Pro
     for what, kind in (("sessions", meta.SCAN_SESSIONS), ("KV spaces", meta.SCAN_SPACES)):
         pages = yield from _pages(report, what, progress, meta.FsckScan(what=kind))
         found += [finding for page in pages for finding in page.findings]
+    found += yield from _quotas(report, progress)
     for chain, table in chains:
         found += yield from _chain(report, chain, table, progress)
     return found
+
+
+def _quotas(report: Report, progress: Progress) -> _Found:
+    """What each quota counts, against the sum of what its inodes are charged; once more if it changed
+    meanwhile, and if it changes always it is unsettled."""
+    found: list[FsckFinding] = []
+    changing: list[int] = []
+    for turn in range(_TRIES):
+        try:
+            before = yield from _pages(report, "quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS))
+        except InvalidArgument:
+            return []  # a service of the version before quotas
+        if not turn:
+            found += {each.key: each for page in before for each in page.findings}.values()
+        if not any(page.rows for page in before):
+            return found
+        pages = yield from _pages(report, "charges", progress, meta.FsckScan(what=meta.SCAN_CHARGES))
+        after = yield from _pages(report, "quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS))
+        if not turn:
+            found += [finding for page in pages for finding in page.findings]
+        wrong, changing = judge_usage(_table(before, USAGE), _table(pages, SUM), _table(after, USAGE))
+        found += [each for each in wrong if each.key not in {one.key for one in found}]
+        if not changing:
+            break
+    report.unsettled += changing
+    return found
+
+
+def _table(pages: Iterable[FsckPage], row: np.dtype[Any]) -> NDArray[Any]:
+    return np.concatenate([np.frombuffer(page.rows, row) for page in pages])
+
+
+def judge_usage(
+    before: NDArray[Any], sums: NDArray[Any], after: NDArray[Any]
+) -> tuple[list[FsckFinding], list[int]]:
+    """(findings, directories whose quota changed while it was added up). Rows of FSCK_USAGE before and after,
+    of FSCK_SUM in between. Pure."""
+    then = {int(row["quota"]): row for row in before}
+    found, changing = [], []
+    for row in after:
+        mine = sums[sums["quota"] == row["quota"]]
+        told = int(row["bytes"]), int(row["entries"])
+        there = int(mine["bytes"].sum()), int(mine["entries"].sum())
+        if told == there:
+            continue
+        if then.get(int(row["quota"])) != row:
+            changing.append(int(row["ino"]))
+            continue
+        found.append(
+            FsckFinding(
+                kind=_USAGE,
+                ino=int(row["ino"]),
+                key=b"Ql" + int(row["quota"]).to_bytes(8, "big"),
+                found=told[0],
+                expected=there[0],
+                stamp=int(row["stamp"]).to_bytes(8, "little"),
+                text=f"the quota of directory {row['ino']} counts {told[0]} bytes and {told[1]} entries, "
+                f"where {there[0]} and {there[1]} are",
+                repair="count the directory anew",
+            )
+        )
+    return found, changing
 
 
 def _chain(report: Report, chain: int, table: int, progress: Progress) -> _Found:

@@ -614,9 +614,21 @@ SCAN_NAMES: Final = 6  # all entries; rows: of those that lead to an inode of `o
 SCAN_STATE: Final = 7  # the inodes of `only`; rows: FSCK_STATE of each that is there
 SCAN_CHUNKS: Final = 8  # what `chain`, of chain table `table`, holds
 SCAN_AGAIN: Final = 9  # `findings`: those that still hold
+SCAN_QUOTAS: Final = 10  # quotas; rows: FSCK_USAGE of those that have counted all
+SCAN_CHARGES: Final = 11  # all inodes; rows: FSCK_SUM of those in the page that a quota counts
 
 FSCK_STATE: Final = (("ino", "<u8"), ("links", "<i8"), ("ctime_ns", "<u8"), ("type", "u1"), ("garbage", "u1"))
 """A row of SCAN_INODES and SCAN_STATE, as numpy names it. `links`: names that it should have."""
+FSCK_USAGE: Final = (
+    ("quota", "<u8"),
+    ("ino", "<u8"),
+    ("bytes", "<i8"),
+    ("entries", "<i8"),
+    ("stamp", "<u8"),
+)
+"""A row of SCAN_QUOTAS: the quota's id, its directory, what it counts, what changes with all of that."""
+FSCK_SUM: Final = (("quota", "<u8"), ("bytes", "<i8"), ("entries", "<i8"))
+"""A row of SCAN_CHARGES: what is charged by the inodes of one page."""
 MAX_FSCK_ONLY: Final = 4096
 MAX_FSCK_FINDINGS: Final = 50
 

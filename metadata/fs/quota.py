@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ffs import errors
 from ffs.layout import MAX_FILE_BYTES
-from ffs.proto.quota import COUNTING, NO_QUOTA
+from ffs.proto.quota import COUNTING, NO_QUOTA, READY
 from ffs.proto.records import DIRECTORY, FILE, ROOT_INO, Inode, QuotaRecord
 from metadata.fs.schema import (
     QUOTA_SHARDS,
@@ -25,6 +25,7 @@ from metadata.fs.schema import (
     Reader,
     counter,
     decode_quota,
+    dirent_span,
     encode,
     garbage_key,
     get_inode,
@@ -99,6 +100,18 @@ async def _used_entries(get: Get, quota: int) -> int:
 
 async def _used_bytes(get: Get, quota: int) -> int:
     return sum([signed(await get(quota_bytes_key(quota, shard))) for shard in range(QUOTA_SHARDS)])
+
+
+async def start(txn: Transaction, label: int, ino: int, inode: Inode, record: QuotaRecord) -> QuotaRecord:
+    """Directory `ino` gets quota `label`, which is new and hasn't counted anything; what is in it is left to
+    the sweep. Returns the record, written."""
+    counting = bool(await txn.range(*dirent_span(ino), 1))
+    record = replace(record, state=COUNTING if counting else READY)
+    if counting:
+        txn.set(quota_work_key(label, ino), b"")
+    txn.set(quota_key(label), encode(record))
+    txn.set(inode_key(ino), encode(replace(inode, quota=label)))
+    return record
 
 
 # --- entries --------------------------------------------------------------------------------

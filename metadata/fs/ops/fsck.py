@@ -28,6 +28,7 @@ from metadata.fs import fsck
 from metadata.fs.core import Core
 from metadata.fs.fsck import Counters, Entry
 from metadata.fs.ids import given_out
+from metadata.fs.ops import fsck_quota
 from metadata.fs.schema import (
     DIRENT_PREFIX_BYTES,
     KV_INDEX_COMPLETE,
@@ -116,6 +117,10 @@ async def scan(core: Core, req: meta.FsckScan) -> FsckPage:
         return await read(lambda snap: _names(snap, after or b"d", frozenset(only)))
     if req.what == meta.SCAN_CHUNKS:
         return await _chunks(core, req)
+    if req.what == meta.SCAN_QUOTAS:
+        return await read(lambda snap: fsck_quota.quotas(snap, after))
+    if req.what == meta.SCAN_CHARGES:
+        return await read(lambda snap: fsck_quota.charges(snap, after))
     if req.what == meta.SCAN_AGAIN:
         return await _again(core, req.findings)
     raise errors.InvalidArgument(f"this version can't scan for {req.what}")
@@ -181,6 +186,7 @@ async def _entries(snap: Snapshot, after: bytes, span: tuple[bytes, bytes], alon
     inodes = await _find_all(snap, {*parents, *(entry.ino for entry in entries)})
     known = [entry for entry in entries if entry.ino and entry.ino in inodes and entry.parent in inodes]
     page.findings += fsck.judge_entries(known, inodes)
+    page.findings += await fsck_quota.judge_labels(snap, known, inodes)
     removed = await snap.get_many([garbage_key(parent) for parent in parents])
     again = []
     following = Cursor(pairs[-1][0] + b"\0") if more else None
@@ -523,6 +529,8 @@ async def still(core: Core, reader: Reader, finding: FsckFinding) -> FsckFinding
             known = owner is not None or await given_out(reader, ino)
             held = fsck.Held(ino, key, 0, 0)
             now = fsck.judge_chunks(held, owner, finding.chain, finding.table, known)
+    elif kind in fsck_quota.KINDS:
+        now = await fsck_quota.still(reader, finding)
     elif kind == fsck.UNREADABLE:
         now = await _still_unreadable(reader, finding)
     return now if now is not None and now.kind == kind else None
@@ -561,7 +569,7 @@ async def _path(reader: Reader, finding: FsckFinding) -> bytes:
     if finding.parent:
         folder = await path_of_directory(reader, finding.parent)
         return folder.rstrip(b"/") + b"/" + finding.name if folder else b""
-    if finding.kind in (fsck.ENTRIES, fsck.SUBDIRECTORIES):
+    if finding.kind in (fsck.ENTRIES, fsck.SUBDIRECTORIES, fsck_quota.USAGE):
         return await path_of_directory(reader, finding.ino)
     return b""
 

@@ -15,6 +15,7 @@ from metadata.fs import fsck
 from metadata.fs.core import Core
 from metadata.fs.fsck import Entry
 from metadata.fs.ops import fsck as look
+from metadata.fs.ops import fsck_quota
 from metadata.fs.ops import open as open_op
 from metadata.fs.schema import (
     SUB_CTIME,
@@ -76,6 +77,8 @@ async def repair(core: Core, txn: Transaction, req: meta.FsckRepair) -> FsckRepa
     elif kind == fsck.SPACE_LEFT:
         forget_space(txn, finding.ino)
         text = "taken out of the index"
+    elif kind in fsck_quota.KINDS:
+        text = await fsck_quota.repair(core, txn, finding)
     elif kind == fsck.ORPHAN_CHUNKS:
         text = _collect(core, txn, finding)
     else:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from ffs import errors
 from ffs.proto.common import Creds
 from ffs.proto.quota import (
-    COUNTING,
     KEEP,
     MAX_LIMIT,
     MAX_LIST,
@@ -34,14 +33,12 @@ from metadata.fs.schema import (
     QUOTAS,
     Reader,
     decode_quota,
-    dirent_span,
     encode,
     find_inode,
     get_inode,
     inode_key,
     quota_in_key,
     quota_key,
-    quota_work_key,
 )
 from metadata.fs.walk import walk
 from metadata.kv.contract import Snapshot, Transaction, after
@@ -83,7 +80,7 @@ async def set_quota(core: Core, txn: Transaction, req: SetQuota) -> QuotaReply:
     if record is None:
         await _need_apart(txn, ino, inode, path)
         label = await core.inos.take()
-        record = await start(txn, label, ino, inode, QuotaRecord(ino=ino, state=READY))
+        record = await quota.start(txn, label, ino, inode, QuotaRecord(ino=ino, state=READY))
     record = replace(
         record,
         limit_bytes=record.limit_bytes if req.limit_bytes == KEEP else req.limit_bytes,
@@ -92,18 +89,6 @@ async def set_quota(core: Core, txn: Transaction, req: SetQuota) -> QuotaReply:
     )
     txn.set(quota_key(label), encode(record))
     return QuotaReply(quota=await _view(txn.peek, label, record, record.path))
-
-
-async def start(txn: Transaction, label: int, ino: int, inode: Inode, record: QuotaRecord) -> QuotaRecord:
-    """Directory `ino` gets quota `label`, which is new and hasn't counted anything. Returns the record,
-    written."""
-    counting = bool(await txn.range(*dirent_span(ino), 1))
-    record = replace(record, state=COUNTING if counting else READY)
-    if counting:
-        txn.set(quota_work_key(label, ino), b"")
-    txn.set(quota_key(label), encode(record))
-    txn.set(inode_key(ino), encode(replace(inode, quota=label)))
-    return record
 
 
 async def _need_apart(txn: Transaction, ino: int, inode: Inode, path: bytes) -> None:
