@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ffs.cli.benchmark.io_matrix import DEVICES, OPS, SIZES, TRANSPORTS, Wanted
 from ffs.cli.parsing import Commands, command, count_argument
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ def add_commands(commands: Commands) -> None:
     bench = commands.add_parser("bench", help="measure ffs against the machine", description="Measures ffs.")
     bench.set_defaults(run=lambda args: _usage(bench))
     what = bench.add_subparsers(dest="what", metavar="WHAT")
-    io = command(what, "io", run_io, "reads, writes and names on a cluster of its own", json_option=True)
-    io.add_argument("--dir", type=Path, help="on which file system (default: a directory below /var/tmp)")
-    io.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
-    io.add_argument("--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)")
-    io.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    _add_io(what)
     words = "the chunk engine by itself, on a disk and on tmpfs"
     engine = command(what, "engine", run_engine, words, json_option=True)
     engine.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
@@ -75,10 +72,70 @@ def _usage(parser: argparse.ArgumentParser) -> int:
     return 2
 
 
-def run_io(args: argparse.Namespace) -> int:
-    from ffs.cli.benchmark.suite import NAMES, Suite
+def _add_io(what: Commands) -> None:
+    words = "reads, writes and names on clusters of its own; without a choice the cases that have goals"
+    io = command(what, "io", run_io, words, json_option=True)
+    io.add_argument("--dir", type=Path, help="on which file system (default: a directory below /var/tmp)")
+    io.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
+    io.add_argument(
+        "--only", action="append", metavar="PATTERN", help="cases whose names match; may be repeated"
+    )
+    io.add_argument(
+        "--all", action="store_true", help="not just the cases that have goals: half an hour for all"
+    )
+    io.add_argument("--op", action="append", choices=OPS, help="may be repeated, as those that follow")
+    io.add_argument("--size", action="append", choices=tuple(SIZES))
+    io.add_argument("--qd", action="append", type=count_argument, metavar="N", help="requests in flight")
+    io.add_argument("--device", action="append", choices=DEVICES)
+    io.add_argument("--replicas", action="append", type=count_argument, metavar="N")
+    io.add_argument("--checksum", choices=("on", "off"))
+    io.add_argument("--plot", type=Path, metavar="FILE", help="ratio by size, as .svg or .html")
+    io.add_argument("--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)")
+    io.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
 
-    return _run(args, NAMES, lambda scratch: Suite(scratch, args.slices, args.slice_ms / 1000))
+
+def run_io(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.io_matrix import select
+    from ffs.cli.benchmark.plot import check_name, write_plot
+    from ffs.cli.benchmark.suite import META_NAMES, Suite
+
+    cases, names = select(_wanted(args), META_NAMES)
+    _check_tmpfs(args.tmpfs)
+    if args.plot is not None:
+        check_name(args.plot)
+    with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as memory:
+
+        def results(scratch: Path) -> Iterator[Result]:
+            places = {"disk": scratch, "tmpfs": Path(memory) / "tmpfs", "null": Path(memory) / "null"}
+            for place in places.values():
+                place.mkdir(exist_ok=True)
+            return Suite(places, args.slices, args.slice_ms / 1000).run(cases, names, _say)
+
+        found = _print(args, results)
+    if args.plot is not None:
+        write_plot(args.plot, found)
+    return 0 if all(result.ok for result in found) else 1
+
+
+def _wanted(args: argparse.Namespace) -> Wanted:
+    return Wanted(
+        only=tuple(args.only or ()),
+        all=args.all,
+        ops=tuple(args.op or ()),
+        sizes=tuple(args.size or ()),
+        depths=tuple(args.qd or ()),
+        transports=(args.transport,) if args.transport in TRANSPORTS else (),
+        devices=tuple(args.device or ()),
+        replicas=tuple(args.replicas or ()),
+        checksums=() if args.checksum is None else (args.checksum == "on",),
+    )
+
+
+def _check_tmpfs(path: Path) -> None:
+    from ffs.errors import InvalidArgument
+
+    if not path.is_dir():
+        raise InvalidArgument(f"--tmpfs {path}: no such directory")
 
 
 def run_engine(args: argparse.Namespace) -> int:
@@ -88,8 +145,7 @@ def run_engine(args: argparse.Namespace) -> int:
 
     if args.mib < 64:
         raise InvalidArgument(f"--mib {args.mib}: the cases need at least 64")
-    if not args.tmpfs.is_dir():
-        raise InvalidArgument(f"--tmpfs {args.tmpfs}: no such directory")
+    _check_tmpfs(args.tmpfs)
 
     def suite(scratch: Path, tmpfs: Path) -> Suite:
         directories = {"disk": scratch, "tmpfs": tmpfs}
@@ -134,20 +190,27 @@ class _Suite(Protocol):
 
 def _run(args: argparse.Namespace, names: Sequence[str], make: Callable[[Path], _Suite]) -> int:
     """Runs the cases that were asked for in a scratch directory; prints them as they come."""
-    from ffs.cli.benchmark.report import json_line, people_table
-    from ffs.cli.devcluster.secret import no_credentials
     from ffs.errors import InvalidArgument
 
     unknown = [name for name in args.only or () if name not in names]
     if unknown:
         raise InvalidArgument(f"no case {unknown[0]!r}; there are: {', '.join(names)}")
+    found = _print(args, lambda scratch: make(scratch).run(frozenset(args.only or names), _say))
+    return 0 if all(result.ok for result in found) else 1
+
+
+def _print(args: argparse.Namespace, run: Callable[[Path], Iterator[Result]]) -> list[Result]:
+    """The results of `run` in a scratch directory, printed as they come."""
+    from ffs.cli.benchmark.report import json_line, people_table
+    from ffs.cli.devcluster.secret import no_credentials
+
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="ffs-bench-", dir=args.dir or "/var/tmp"))
     results = []
     try:
         with no_credentials():
-            for result in make(scratch).run(frozenset(args.only or names), _say):
+            for result in run(scratch):
                 results.append(result)
                 if args.json:
                     print(json_line(result), flush=True)
@@ -155,7 +218,7 @@ def _run(args: argparse.Namespace, names: Sequence[str], make: Callable[[Path], 
         shutil.rmtree(scratch, ignore_errors=True)
     if not args.json:
         print(people_table(results))
-    return 0 if all(result.ok for result in results) else 1
+    return results
 
 
 def _say(line: str) -> None:

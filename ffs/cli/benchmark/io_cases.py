@@ -21,22 +21,34 @@ if TYPE_CHECKING:
     from ffs.client.file import File
 
 _PIECE = 8 << 20
+_LEAST_CHUNK = 1 << 20
 
 
-def write_file(client: Client, path: str, size: int, *, table: str) -> None:
-    """A file of `size` bytes that don't compress, in the chain table `table`."""
+def write_file(client: Client, path: str, size: int, *, table: str, zeros: bool = False) -> None:
+    """A file of `size` bytes that don't compress, or `zeros` (null devices have no others), in the chain
+    table `table`."""
     rng = np.random.default_rng(3)
-    piece = rng.integers(0, 256, _PIECE, dtype=np.uint8)
+    piece = np.zeros(_PIECE, dtype=np.uint8) if zeros else rng.integers(0, 256, _PIECE, dtype=np.uint8)
     with client.open(path, "wb", buffering=0, table=table) as file:
         for _ in range(size // _PIECE):
             file.write(piece.data)
 
 
 class FileLoop:
-    """Keeps `depth` requests of `block_bytes` in flight on one file. A contestant (protocol.py)."""
+    """Keeps `depth` requests of `block_bytes` in flight on one file, and goes on when `batch` are over. A
+    contestant (protocol.py)."""
 
     def __init__(
-        self, ring: Ior, file: File, block_bytes: int, depth: int, region_bytes: int, *, random: bool
+        self,
+        ring: Ior,
+        file: File,
+        block_bytes: int,
+        depth: int,
+        region_bytes: int,
+        *,
+        random: bool,
+        zeros: bool = False,
+        batch: int = 1,
     ) -> None:
         blocks = np.arange(region_bytes // block_bytes, dtype=np.int64)
         if random:
@@ -47,7 +59,11 @@ class FileLoop:
         self._offsets = blocks * block_bytes
         self._next = 0
         self._iov = Iov(depth * block_bytes)
-        self._iov.numpy()[:] = np.random.default_rng(5).integers(0, 256, depth * block_bytes, dtype=np.uint8)
+        self._batch = batch
+        # Touched, so that no page comes into being while something is measured.
+        self._iov.numpy()[:] = (
+            0 if zeros else np.random.default_rng(5).integers(0, 256, depth * block_bytes, dtype=np.uint8)
+        )
         self._all = np.arange(depth, dtype=np.int64)
 
     def _send(self, places: npt.NDArray[np.int64]) -> None:
@@ -67,7 +83,7 @@ class FileLoop:
         flying = len(self._all)
         done = 0
         while flying:
-            places, moved = self._ring.wait_array(1)
+            places, moved = self._ring.wait_array(min(self._batch, flying))
             if (moved != self._block).any():
                 worst = int(moved.min())
                 raise (
@@ -85,10 +101,20 @@ class FileLoop:
 
 @contextmanager
 def file_loop(
-    client: Client, path: str, kind: str, block_bytes: int, depth: int, region_bytes: int, *, random: bool
+    client: Client,
+    path: str,
+    kind: str,
+    block_bytes: int,
+    depth: int,
+    region_bytes: int,
+    *,
+    random: bool,
+    zeros: bool = False,
+    batch: int = 1,
 ) -> Iterator[FileLoop]:
     """A contestant over the file at `path`, which has at least `region_bytes`."""
     mode = "rb" if kind == "read" else "r+b"
-    entries = 1 << max(0, depth - 1).bit_length()
+    pieces = depth * (1 + block_bytes // _LEAST_CHUNK)  # a request has one for each chunk
+    entries = 1 << max(0, pieces - 1).bit_length()
     with client.open(path, mode, buffering=0) as file, Ior(client, entries, kind) as ring:
-        yield FileLoop(ring, file, block_bytes, depth, region_bytes, random=random)
+        yield FileLoop(ring, file, block_bytes, depth, region_bytes, random=random, zeros=zeros, batch=batch)

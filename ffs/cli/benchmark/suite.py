@@ -1,15 +1,19 @@
-"""`ffs bench io`: which cases there are, and how one is run (docs/guides/bench.md)."""
+"""`ffs bench io`: runs its cases, a cluster for each kind of device (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ffs.cli.benchmark.cost import CpuMeter, meter
-from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region, socket_peer
+from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
 from ffs.cli.benchmark.io_cases import file_loop, write_file
+from ffs.cli.benchmark.io_floors import open_floors, result_of
+from ffs.cli.benchmark.io_matrix import IoCase
 from ffs.cli.benchmark.meta_cases import LmdbFloor, Threads, in_flight
 from ffs.cli.benchmark.protocol import Contestant, Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
@@ -17,47 +21,22 @@ from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import Client, connect
 
 REGION_BYTES = 512 << 20
+DEVICE_BYTES = 4 << 30
 MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class IoCase:
-    """One case of the data path. `share`: how much of the floor a perfect system could reach."""
-
-    name: str
-    kind: str
-    block_bytes: int
-    depth: int
-    table: str
-    transport: str
-    goal: float
-    random: bool = False
-    share: float = 1.0
-    crc: bool = True
-
-
-IO_CASES = (
-    IoCase("read-1m-seq-qd16", "read", MIB, 16, "single", "local", 0.85),
-    # Parts of a granule aren't verified, so this floor has no checksum either.
-    IoCase("read-4k-rand-qd32", "read", 4096, 32, "single", "local", 0.60, random=True, crc=False),
-    IoCase("read-1m-seq-qd16-tcp", "read", MIB, 16, "single", "tcp", 0.80),
-    IoCase("write-1m-seq-qd16-r1", "write", MIB, 16, "single", "local", 0.70),
-    IoCase("write-1m-seq-qd16-r3", "write", MIB, 16, "default", "local", 0.65, share=1 / 3),
-)
 META_GOALS = {
     "meta-create": 6000.0,
     "meta-stat": 25000.0,
     "meta-create-threads": 5000.0,
     "meta-stat-threads": 12000.0,
 }
-NAMES = (*(case.name for case in IO_CASES), *META_GOALS)
+META_NAMES = tuple(META_GOALS)
 
 
 @dataclass(slots=True)
 class Suite:
-    """One run. `directory` lies on the file system that is measured; all in it is ours."""
+    """One run. `directories`: by device, on the file system that is measured; all in them is ours."""
 
-    directory: Path
+    directories: Mapping[str, Path]
     slices: int
     slice_s: float
     noise: float = 1.0
@@ -66,31 +45,43 @@ class Suite:
     def noisy(self) -> bool:
         return is_noisy(self.noise)
 
-    def run(self, names: frozenset[str], say: Callable[[str], None]) -> Iterator[Result]:
-        """The results as they come: the noise first. Blocking for minutes."""
-        say("writing the floor's file")
-        prepare_region(self.directory / "floor", REGION_BYTES)
+    def run(
+        self, cases: Sequence[IoCase], names: frozenset[str], say: Callable[[str], None]
+    ) -> Iterator[Result]:
+        """The results as they come: the noise first, names (of META_NAMES) last. Blocking for minutes."""
+        by_device = {
+            device: list(group) for device, group in itertools.groupby(cases, lambda case: case.device)
+        }
+        first = next(iter(by_device), "disk")
+        self._write_floor(first, say)
         say("noise")
-        yield self._noise()
-        with DevCluster(self.directory / "cluster", device_bytes=4 << 30) as cluster:
-            yield from self._io(cluster, [case for case in IO_CASES if case.name in names], say)
-            if names & META_GOALS.keys():
+        yield self._noise(first)
+        for device, group in by_device.items():
+            home = self.directories[device]
+            say(f"a cluster on {device}")
+            with self._cluster(device) as cluster:
+                if device != "null":
+                    self._write_floor(device, say)
+                yield from self._io(cluster, home, group, say)
+            shutil.rmtree(home / "cluster")
+        if names:
+            with self._cluster("disk") as cluster:
                 yield from self._meta(cluster, names, say)
 
-    def _floor(self, case: IoCase, *, crc: bool) -> FloorSpec:
-        return FloorSpec(
-            case.kind,
-            str(self.directory / "floor"),
-            case.block_bytes,
-            case.depth,
-            region_bytes=REGION_BYTES,
-            random=case.random,
-            crc=crc,
+    def _cluster(self, device: str) -> DevCluster:
+        return DevCluster(
+            self.directories[device] / "cluster", device_bytes=DEVICE_BYTES, null_devices=device == "null"
         )
 
-    def _noise(self) -> Result:
-        case = IO_CASES[0]
-        spec = self._floor(case, crc=True)
+    def _write_floor(self, device: str, say: Callable[[str], None]) -> None:
+        file = self.directories[device] / "floor"
+        if not file.exists():
+            say("writing the floor's file")
+            prepare_region(file, REGION_BYTES)
+
+    def _noise(self, device: str) -> Result:
+        """One floor against itself."""
+        spec = FloorSpec("read", str(self.directories[device] / "floor"), MIB, 16, region_bytes=REGION_BYTES)
         with contestant(spec) as one, contestant(spec) as other:
             summary = summarise(alternate(one, [other], self.slices, self.slice_s))
         self.noise = summary.ratio
@@ -107,67 +98,49 @@ class Suite:
 
     # --- data path --------------------------------------------------------------------------------
 
-    def _io(self, cluster: DevCluster, cases: list[IoCase], say: Callable[[str], None]) -> Iterator[Result]:
+    def _io(
+        self, cluster: DevCluster, home: Path, cases: Sequence[IoCase], say: Callable[[str], None]
+    ) -> Iterator[Result]:
         written: set[str] = set()
         for case in cases:
-            with connect(cluster.address, transport=case.transport) as client:
-                if case.table not in written:
-                    written.add(case.table)
+            with connect(cluster.address, transport=case.transport, checksum=case.checksum) as client:
+                path = f"/bench/{case.table}"
+                if path not in written:
+                    written.add(path)
                     say(f"writing {case.table}'s file")
                     client.makedirs("/bench", exist_ok=True)
-                    write_file(client, f"/bench/{case.table}", REGION_BYTES, table=case.table)
+                    write_file(client, path, REGION_BYTES, table=case.table, zeros=case.device == "null")
                 say(case.name)
-                yield self._io_case(cluster, client, case)
+                yield self._io_case(cluster, client, home, path, case)
 
-    def _io_case(self, cluster: DevCluster, client: Client, case: IoCase) -> Result:
+    def _io_case(self, cluster: DevCluster, client: Client, home: Path, path: str, case: IoCase) -> Result:
         with ExitStack() as stack:
-            floors = [stack.enter_context(contestant(self._floor(case, crc=case.crc)))]
-            if case.transport == "tcp":
-                peer = stack.enter_context(socket_peer())
-                spec = FloorSpec("socket", peer, case.block_bytes, case.depth, crc=case.crc)
-                floors.append(stack.enter_context(contestant(spec)))
-            goals = list(range(len(floors)))
-            if case.crc:
-                floors.append(stack.enter_context(contestant(self._floor(case, crc=False))))
+            floors = open_floors(case, home / "floor", REGION_BYTES, home, stack)
             loop = stack.enter_context(
                 file_loop(
                     client,
-                    f"/bench/{case.table}",
+                    path,
                     case.kind,
                     case.block_bytes,
                     case.depth,
                     REGION_BYTES,
                     random=case.random,
+                    zeros=case.device == "null",
+                    batch=case.depth // 2 if case.op == "requests" else 1,
                 )
             )
             cpu = meter(cluster.processes().values())
-            rounds = alternate(metered(loop, cpu, case.block_bytes), floors, self.slices, self.slice_s)
-        summary = summarise(rounds, case.share, only=goals)
-        more: dict[str, object] = {"quartiles": [round(q, 4) for q in summary.quartiles], **cpu.as_fields()}
-        if case.crc:
-            plain = summarise(rounds, case.share, only=[len(rounds[0].floors) - 1])
-            more |= {"plain_floor": round(plain.floor / 1e9, 4), "plain_ratio": round(plain.ratio, 4)}
-        if case.transport == "tcp":
-            for index, what in enumerate(("device", "socket")):
-                more[f"{what}_floor"] = round(summarise(rounds, only=[index]).floor / 1e9, 4)
-        return Result(
-            case.name,
-            summary.ours / 1e9,
-            summary.floor / 1e9,
-            summary.ratio,
-            "GB/s",
-            self.slices,
-            case.goal,
-            noisy=self.noisy,
-            more=more,
-        )
+            rounds = alternate(
+                metered(loop, cpu, case.block_bytes), floors.contestants, self.slices, self.slice_s
+            )
+        return result_of(case, rounds, floors, cpu.as_fields(), noisy=self.noisy)
 
     # --- namespace --------------------------------------------------------------------------------
 
     def _meta(
         self, cluster: DevCluster, names: frozenset[str], say: Callable[[str], None]
     ) -> Iterator[Result]:
-        home = self.directory / "lmdb-floor"
+        home = self.directories["disk"] / "lmdb-floor"
         home.mkdir()
         floor = LmdbFloor(home)
         try:
