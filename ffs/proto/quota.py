@@ -21,7 +21,7 @@ NO_QUOTA: Final = -1  # of `reserved`
 KEEP: Final = -1  # of a limit in SetQuota: as it is
 MAX_LIMIT: Final = (1 << 62) - 1
 MAX_QUOTAS: Final = 10_000  # of a cluster
-MAX_LIST: Final = 1000  # quotas of one page
+MAX_LIST: Final = 200  # quotas of one page
 
 # States of a quota.
 COUNTING: Final = 1  # what was there before is being counted: usage grows, and is less than what there is

@@ -211,6 +211,13 @@ async def release_nameless(txn: Transaction, ino: int, inode: Inode) -> None:
         txn.clear(inode_key(ino) + SUB_CHARGED)
 
 
+async def note_path(txn: Transaction, ino: int, inode: Inode, path: bytes) -> None:
+    """Directory `ino` is at `path` now: what is told of its quota, if it has one, names that."""
+    record = await find_quota(txn, inode.quota)
+    if record is not None and record.ino == ino:
+        txn.set(quota_key(inode.quota), encode(replace(record, path=path)))
+
+
 async def forget_with(txn: Transaction, ino: int, inode: Inode) -> None:
     """`forget` the quota that directory `ino` has, if it has one."""
     record = await find_quota(txn, inode.quota)

@@ -8,6 +8,7 @@ neither fails the test: add a case, one in which it succeeds and one in which it
 from __future__ import annotations
 
 import random
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,7 +22,15 @@ from ffs.proto.common import Creds
 from ffs.proto.records import ROOT_INO, KvParams
 from metadata.fs.core import Core
 from metadata.fs.namespace import Namespace, format_store
-from metadata.fs.schema import SUB_ENTRIES, TICKET_KEY, inode_key, quota_in_key, signed
+from metadata.fs.schema import (
+    SUB_ENTRIES,
+    TICKET_KEY,
+    inode_key,
+    quota_bytes_key,
+    quota_in_key,
+    quota_key,
+    signed,
+)
 from metadata.kv.contract import Transaction
 from metadata.kv.faults import Died, FaultyStore, Rates
 from metadata.kv.memory import MemoryStore
@@ -553,6 +562,30 @@ async def repair_by_a_user(world: World) -> meta.Request:
     request = await _wrong_count(world)
     world.me.creds = USER
     return request
+
+
+@case(meta.FsckRepair)
+async def repair_of_what_a_quota_counts(world: World) -> meta.Request:
+    await _in_a_quota(world, limit_bytes=1 << 20)
+    await world.file(b"/q/f", 5000)
+    view = (await world.me(quota.GetQuota(path=b"/q"))).quota
+
+    async def damage(txn: Transaction) -> None:
+        txn.add(quota_bytes_key(view.quota, 0), 3)
+
+    await world.store.run(damage)
+    page = await world.me(meta.FsckScan(what=meta.SCAN_QUOTAS))
+    _, ino, used, _, stamp = struct.unpack("<QQqqQ", page.rows)
+    finding = meta.FsckFinding(
+        kind="wrong-quota-usage",
+        ino=ino,
+        key=quota_key(view.quota),
+        found=used,
+        expected=5000,
+        stamp=stamp.to_bytes(8, "little"),
+        repair="count the directory anew",
+    )
+    return meta.FsckRepair(finding=finding)
 
 
 # --- quotas ---------------------------------------------------------------------------------

@@ -52,8 +52,10 @@ async def rename(core: Core, txn: Transaction, req: meta.Rename) -> OkReply:
     if exchange and victim is not None:
         victim = await quota.adopt_in(txn, target.ino, victim, source.parent_inode)
         _swap(core, txn, source, target, moved, victim, now)
+        await quota.note_path(txn, target.ino, victim, req.source)
     else:
         await _move(core, txn, source, target, moved, victim, now)
+    await quota.note_path(txn, source.ino, moved, req.target)
     return OkReply()
 
 

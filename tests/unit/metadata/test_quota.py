@@ -533,6 +533,12 @@ def test_no_rename_and_no_link_across_a_border() -> None:
         await w(meta.Link(source=b"/q/d/g", target=b"/q/h"))
         await w(meta.Rename(source=b"/q", target=b"/r"))
         assert await w.used(b"/r") == (1000, 2)
+        with over("of /r has"):
+            await w.limit(b"/r", limit_bytes=1001)
+            await w(meta.Truncate(path=b"/r/d/g", length=1002))
+        await w(meta.Rename(source=b"/r", target=b"/p", flags=meta.RENAME_EXCHANGE))
+        assert [each.path for each in (await w(ListQuotas())).quotas] == [b"/p", b"/r"]
+        await w(meta.Rename(source=b"/p", target=b"/r", flags=meta.RENAME_EXCHANGE))
         view = await w.view(b"/r/d/g")
         assert view is not None
         assert view.path == b"/r"
