@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ffs import errors
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 127  # as a shell has it
 SIGNALLED = 128
+LOOK_S = 0.5  # how often it's looked whether the lock is still there
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
 
 def add_commands(commands: Commands) -> None:
@@ -66,23 +72,68 @@ def run_flock(args: argparse.Namespace) -> int:
         lock = Lock(client.core_of_process, ino, place.path, ticket)
         timeout = 0.0 if args.nonblock else None if args.wait is None else args.wait / 1000
         holders = lock.acquire(exclusive=not args.shared, timeout=timeout)
-        if holders:
+        if holders is not None:
             said = f"ffs flock: {place.path}: locked by {describe_holders(holders)}"
             print(plain(said, sys.stderr), file=sys.stderr)
             return int(args.conflict_exit_code)
         try:
-            return _run(line)
+            return run_command(line, lambda: lock.lost, place.path)
         finally:
             lock.release()
 
 
-def _run(line: list[str]) -> int:
+def run_command(line: list[str], lost: Callable[[], bool], path: str) -> int:
+    """Runs it to its end, and tells it to end (SIGTERM) when the lock is `lost`: others may have it. SIGTERM
+    and SIGHUP go to the command, since it would outlive its lock if they ended this process. Returns the
+    status that a shell gives; never 0 after the lock was lost."""
     try:
-        status = subprocess.run(line, check=False).returncode
+        process = subprocess.Popen(line)
     except FileNotFoundError:
         print(f"ffs flock: {line[0]}: no such command", file=sys.stderr)
         return NOT_FOUND
-    return status if status >= 0 else SIGNALLED - status
+    over = threading.Event()
+    gone = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            if lost():
+                gone.set()
+                said = f"ffs flock: {path}: the lock was lost with its session, the command is told to end"
+                print(plain(said, sys.stderr), file=sys.stderr, flush=True)
+                process.terminate()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        with _passing_on(process):
+            status = _wait(process)
+    finally:
+        over.set()
+        watcher.join()
+    code = status if status >= 0 else SIGNALLED - status
+    return code or int(gone.is_set())
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue  # the terminal has told the command too, whose decision it is
+
+
+@contextlib.contextmanager
+def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the business of whoever runs this in a thread
+        return
+    before = {number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _show(args: argparse.Namespace, holders: list[LockHolder]) -> int:

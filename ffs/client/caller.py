@@ -21,7 +21,7 @@ M = TypeVar("M", bound=Message)
 _log = logging.getLogger(__name__)
 
 ONCE = Policy(deadline_s=0.0)
-"""No retry: the first failure is raised."""
+"""No retry: the first failure is raised. If the service failed, the next request goes to another one."""
 
 
 class Caller:
@@ -59,6 +59,11 @@ class Caller:
                 progress = _Progress(policy, mutation, len(self.link.servers))
             try:
                 step = progress.after(error, retry_after_s)
+            except FfsError:
+                # Given up; but who asks again later, as the renewal of a session does, asks elsewhere.
+                if kind_of(error) in (Kind.NOT_SENT, Kind.LOST):
+                    self.link.turn_from(at)
+                raise
             finally:
                 # Error and frame would keep each other, and with them the locals of all who called:
                 # a file that its owner drops would live on.

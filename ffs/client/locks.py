@@ -59,10 +59,17 @@ class Lock:
         except FfsError:
             return False
 
-    def acquire(self, *, exclusive: bool = True, timeout: float | None = None) -> list[LockHolder]:
+    @property
+    def lost(self) -> bool:
+        """Whether it was held and its session is over since. Doesn't ask anybody: a process that is cut off
+        from the service learns of it when it's back."""
+        session = self._session
+        return session is not None and session.over
+
+    def acquire(self, *, exclusive: bool = True, timeout: float | None = None) -> list[LockHolder] | None:
         """Take it, or change it. `timeout`: seconds to wait, 0 not at all, None as long as it takes.
 
-        Returns [] when it is taken, else who has it. Blocking. While it waits to make a shared lock
+        Returns None when it is taken, else who has it. Blocking. While it waits to make a shared lock
         exclusive, the shared one is given up. Raises NotFound, AccessDenied; Busy: too many locks."""
         end = None if timeout is None else time.monotonic() + timeout
         with self._mutex:
@@ -71,7 +78,7 @@ class Lock:
                 left_ms = most_ms if end is None else int(max(0.0, end - time.monotonic()) * 1000)
                 reply = self._ask(exclusive, min(left_ms, most_ms))
                 if reply.granted:
-                    return []
+                    return None
                 if left_ms <= most_ms and end is not None:
                     return reply.holders
 
@@ -118,7 +125,7 @@ class Lock:
             raise InvalidArgument("flock: give one of LOCK_SH, LOCK_EX, LOCK_UN", self._path)
         timeout = 0.0 if operation & fcntl.LOCK_NB else None
         holders = self.acquire(exclusive=what == fcntl.LOCK_EX, timeout=timeout)
-        if holders:
+        if holders is not None:
             raise Overloaded(f"locked by {describe_holders(holders)}", self._path)
 
 
@@ -132,7 +139,7 @@ class DirectoryLock:
         self._path = path
         self._lock = Lock(core, ino, path, ticket, LOCK_ENTRIES)
         holders = self._lock.acquire(timeout=timeout)
-        if holders:
+        if holders is not None:
             raise Busy(f"the directory is locked by {describe_holders(holders)}", path)
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ffs.client.caller import ONCE, Caller
-from ffs.client.retry import Kind, kind_of
+from ffs.client.retry import Kind, Policy, kind_of
 from ffs.client.routing import Routing
 from ffs.client.slots import Slot, SlotTable
 from ffs.client.watch import Watch
@@ -263,8 +263,10 @@ class Session:
         the next turn tries again, and servers honour capabilities while no manager is in contact.
         """
         request = meta.SessionRenew(client=self.client_id, creds=self.creds)
+        # A service that hangs takes a small part of the time to live only: there may be others.
+        policy = Policy(deadline_s=0.0, reply_timeout_s=self.ttl_s / 6)
         try:
-            reply = self._caller.call(request, meta.SessionRenewed, policy=ONCE)
+            reply = self._caller.call(request, meta.SessionRenewed, policy=policy)
         except Fenced:
             self.over = True
             raise
@@ -376,6 +378,8 @@ class Renewer(threading.Thread):
             except Fenced:
                 return
             except FfsError as error:
+                # Soon again, at the next service: an idle process has no other request that would turn to it.
+                turn_at = time.monotonic() + min(session.ttl_s / 20, 1.0)
                 _log.debug("session %d isn't renewed: %s", session.client_id, error)
 
     def stop(self) -> None:

@@ -327,3 +327,39 @@ def test_the_child_of_fork_has_a_session_of_its_own() -> None:
         client.unlink("/parent")
         tried = [(bytes(r.path), r.client) for r in seen.seen if isinstance(r, meta.Unlink)]
     assert tried == [(b"/parent", 1), (b"/child", 2), (b"/parent", 1)]
+
+
+@pytest.mark.parametrize("how", ["hangs", "ends connections"])
+def test_an_idle_client_renews_its_session_elsewhere(how: str) -> None:
+    """The service that it is connected to doesn't answer renewals, and nothing else is asked: a lock would be
+    lost with the session. The next service gets the renewal well before the time to live is over."""
+    silent = threading.Event()
+
+    def answer(request: Message) -> Message | None:
+        if isinstance(request, meta.SessionOpen):
+            return meta.SessionOpened(client=77, ttl_ms=request.ttl_ms, cluster=CLUSTER)
+        if isinstance(request, meta.SessionRenew):
+            return meta.SessionRenewed(ttl_ms=3000)
+        return OkReply()
+
+    def ill(request: Message) -> Message | None:
+        if isinstance(request, meta.SessionRenew):
+            if how == "hangs":
+                silent.wait(20)  # and with it the whole service
+            return None
+        return answer(request)
+
+    renewed = threading.Event()
+
+    def well(request: Message) -> Message | None:
+        if isinstance(request, meta.SessionRenew):
+            renewed.set()
+        return answer(request)
+
+    with serving(ill) as (first, _), serving(well) as (second, _):
+        try:
+            with ffs.connect(f"{first},{second}", session_ttl=3.0) as client:
+                client.core.session()
+                assert renewed.wait(10)
+        finally:
+            silent.set()
