@@ -78,6 +78,7 @@ Status Link::on_hello_reply(const net::Frame& frame, Detail* detail) {
   }
   connection_->reader.speak(answer.version);
   connection_->queue.speak(answer.version);
+  takes_read_many_ = (answer.features & wire::kFeatureReadMany) != 0;
   state_ = State::kReady;
   failures = 0;
   return ok_status();
@@ -92,6 +93,8 @@ void Link::disconnect(std::vector<uint64_t>* released) {
   regions_.clear();
   cached_region_ = 0;
   asked_.clear();
+  many_.entries.clear();
+  takes_read_many_ = false;
   receiving = kNoSlot;
   wants_write = false;
   suspect = false;
@@ -110,6 +113,7 @@ Result<uint32_t> Link::capability(uint32_t id) {
   const uint64_t current = client_.capabilities().issue(id);
   if (current == 0) return Error::of(EBADF, "the capability was dropped");
   if (id < handles_.size() && handles_[id].issue == current) return handles_[id].handle;
+  push_reads();
   const uint64_t issue = client_.capabilities().copy(id, &bytes_);
   if (issue == 0) return Error::of(EBADF, "the capability was dropped");
   if (id >= handles_.size()) handles_.resize(id + 1);
@@ -124,6 +128,7 @@ Result<uint32_t> Link::capability(uint32_t id) {
 
 void Link::forget_capability(uint32_t id) {
   if (id >= handles_.size() || handles_[id].handle == 0) return;
+  push_reads();
   connection_->queue.push(Type::kCloseCapability, 0, wire::OpenCapability{handles_[id].handle, 0});
   handles_[id] = {};
 }
@@ -166,6 +171,7 @@ void Link::register_extent(Iov& iov, uint64_t extent, uint64_t id) {
 }
 
 void Link::unregister(uint64_t region) {
+  push_reads();
   connection_->queue.push(Type::kUnregisterRegion, ask(Control::kUnregister, region),
                           wire::UnregisterRegion{region});
   regions_.erase(region);
@@ -174,6 +180,46 @@ void Link::unregister(uint64_t region) {
 
 void Link::forget_region(uint64_t region) {
   if (regions_.find(region) != regions_.end()) unregister(region);
+}
+
+// --- many reads --------------------------------------------------------------------------------
+
+void Link::begin_reads(const Slot& first, const wire::Context& context) {
+  push_reads();
+  many_.head = wire::ReadMany{};
+  many_.head.context = context;
+  many_.head.flags = client_.options().checksums ? wire::kReadWantChecksums : 0;
+  many_.head.region = first.region;
+  many_.capability = first.sqe.capability;
+  many_.deadline_ns = first.deadline_ns;
+}
+
+bool Link::joins_reads(const Slot& slot) const {
+  const wire::Context& context = many_.head.context;
+  return !many_.entries.empty() && slot.region == many_.head.region && slot.target.value == context.target &&
+         slot.sqe.chain == context.chain && slot.sqe.capability == many_.capability &&
+         slot.sqe.space_epoch == context.space_epoch && slot.sqe.priority == context.priority &&
+         slot.deadline_ns == many_.deadline_ns;
+}
+
+void Link::add_read(const Slot& slot, uint64_t request_id) {
+  wire::ReadManyEntry entry;
+  std::memcpy(entry.key, slot.sqe.key, sizeof entry.key);
+  entry.offset = slot.sqe.offset;
+  entry.length = slot.sqe.length;
+  entry.address = slot.sqe.iov_offset % kExtentBytes;
+  entry.request_id = request_id;
+  many_.entries.push_back(entry);
+  if (many_.entries.size() == wire::kMaxReadMany) push_reads();
+}
+
+void Link::push_reads() {
+  if (many_.entries.empty()) return;
+  many_.head.count = static_cast<uint32_t>(many_.entries.size());
+  connection_->queue.push(Type::kReadMany, 0, many_.head,
+                          net::Bytes(reinterpret_cast<const uint8_t*>(many_.entries.data()),
+                                     many_.entries.size() * sizeof(wire::ReadManyEntry)));
+  many_.entries.clear();
 }
 
 bool Link::on_control_reply(const net::Frame& frame) {

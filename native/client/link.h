@@ -47,6 +47,14 @@ class Link {
   // counts once the server has said so. `into`: the server is to write there.
   uint64_t region(Iov& iov, uint64_t offset, uint64_t length, bool into);
   void forget_region(uint64_t region);
+  // Small reads that go out together (docs/wire_format.md, read_many): begin_reads starts a frame that has
+  // the slot's context and region, which add_read fills with reads that join it. push_reads queues it;
+  // whatever must stand behind its reads on the connection does that first.
+  bool takes_read_many() const { return takes_read_many_; }
+  bool joins_reads(const Slot& slot) const;
+  void begin_reads(const Slot& first, const wire::Context& context);
+  void add_read(const Slot& slot, uint64_t request_id);
+  void push_reads();
   // Takes replies to control frames; false: not one of this link's.
   bool on_control_reply(const net::Frame& frame);
   // Closes capabilities that were dropped and regions of Iovs that are gone.
@@ -102,6 +110,14 @@ class Link {
   void register_extent(Iov& iov, uint64_t extent, uint64_t id);
   void unregister(uint64_t region);
 
+  // What the reads of the frame under way have in common.
+  struct ManyReads {
+    wire::ReadMany head{};
+    uint32_t capability = 0;  // id; its handle on this connection doesn't change while a frame is under way
+    uint64_t deadline_ns = 0;
+    std::vector<wire::ReadManyEntry> entries;
+  };
+
   Client& client_;
   Endpoint endpoint_;
   State state_ = State::kIdle;
@@ -117,6 +133,8 @@ class Link {
   uint64_t drops_seen_ = 0;
   uint64_t removals_seen_ = 0;
   std::vector<uint8_t> bytes_;  // of a capability, reused
+  bool takes_read_many_ = false;
+  ManyReads many_;
 };
 
 }  // namespace ffs::client

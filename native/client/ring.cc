@@ -322,7 +322,7 @@ void Ring::progress(bool block, uint64_t until_ns) {
     looked = true;
     const uint32_t before = done_count_;
     receive(*only);
-    if (done_count_ != before) block = false;
+    if (done_count_ != before || (block && spin(*only, until_ns))) block = false;
   } else if (busy == 0 && !block) {
     now_ns_ = now_ns();
     run_due();
@@ -359,6 +359,27 @@ void Ring::progress(bool block, uint64_t until_ns) {
   now_ns_ = now_ns();
   run_due();
   pump_dirty();
+}
+
+// Looks for answers for a while, where that pays. True: something came.
+bool Ring::spin(Link& link, uint64_t until_ns) {
+  if (!link.ready() || link.in_flight.count == 0 || link.in_flight.count >= Spinner::kMostRequests)
+    return false;
+  now_ns_ = now_ns();
+  if (!spinner_.pays(now_ns_)) return false;
+  const uint64_t begin_ns = now_ns_;
+  const uint64_t end_ns = std::min({begin_ns + Spinner::kMostNs, until_ns, next_timer_ns_, next_hedge_ns_});
+  while (now_ns_ < end_ns && spinner_.alone(now_ns_)) {
+    const uint64_t before_ns = link.last_receive_ns;
+    receive(link);
+    if (!link.ready() || link.last_receive_ns != before_ns) {
+      spinner_.found();
+      return true;
+    }
+    now_ns_ = now_ns();
+  }
+  if (now_ns_ >= begin_ns + Spinner::kMostNs) spinner_.missed();
+  return false;
 }
 
 void Ring::run_due() {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/spin.h"
 #include "client/budget.h"
 #include "client/client.h"
 #include "client/latency.h"
@@ -55,6 +56,7 @@ class Ring {
   uint32_t reap(ffs_cqe* out, uint32_t capacity);
   uint32_t outstanding() const { return slots_.size() - slots_.free_count(); }
   void progress(bool block, uint64_t until_ns);
+  bool spin(Link& link, uint64_t until_ns);
   void note_timer(uint64_t at_ns) { next_timer_ns_ = at_ns < next_timer_ns_ ? at_ns : next_timer_ns_; }
   void arm_timer();
   void run_due();
@@ -89,6 +91,7 @@ class Ring {
   uint64_t cost_of(const Member& member);
   bool is_well(const Member& member);
   Link* link_of(const Member& member);
+  const Chain* chain_of(const Slot& slot);
   void enqueue(uint32_t index, Link& link, TargetId target);
   void detach(uint32_t index);
   void park(uint32_t index, uint64_t after_ms, bool for_routing, bool for_capability);
@@ -118,7 +121,7 @@ class Ring {
   void want_write(Link& link, bool on);
   bool send_request(Link& link, uint32_t index);
   wire::Context context_of(const Slot& slot, uint32_t handle, const Chain* chain);
-  void push_read(Link& link, uint32_t index, const wire::Context& context);
+  void push_read(Link& link, uint32_t index, uint32_t handle, const Chain* chain);
   void push_update(Link& link, uint32_t index, const wire::Context& context);
   void report_damage(Link& link, uint32_t index);
   void push_exists(Link& link, uint32_t index, const wire::Context& context);
@@ -132,6 +135,8 @@ class Ring {
   bool drain_reader(Link& link);
   bool on_frame(Link& link, const net::Frame& frame);
   bool on_read_reply(Link& link, const net::Frame& frame, uint32_t index);
+  bool on_read_many_reply(Link& link, const net::Frame& frame);
+  bool frees_quarantined(uint32_t index);
   bool on_update_reply(const net::Frame& frame, uint32_t index);
   void end_update(uint32_t index);
   bool on_exists_reply(const net::Frame& frame, uint32_t index);
@@ -160,7 +165,8 @@ class Ring {
   std::vector<Link*> link_by_endpoint_;  // of routing_
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> dirty_;
-  uint32_t turn_ = 0;  // breaks ties between replicas
+  const Chain* last_chain_ = nullptr;  // of routing_, that chain_of was asked for
+  uint32_t turn_ = 0;                  // breaks ties between replicas
   uint64_t random_;
 
   Latencies latencies_;
@@ -171,6 +177,7 @@ class Ring {
   std::vector<std::vector<uint8_t>> hedge_memory_;  // of each spare slot
 
   std::shared_ptr<Waker> waker_;
+  Spinner spinner_;
   Fd epoll_;
   Fd timer_;
   uint64_t now_ns_ = 0;  // when this call last looked

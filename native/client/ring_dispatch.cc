@@ -84,11 +84,18 @@ const Member* Ring::choose_replica(const Chain& chain, Slot& slot) {
   return best;
 }
 
+// The chain of a request, or null. Requests that follow each other are often of the same.
+const Chain* Ring::chain_of(const Slot& slot) {
+  const ChainId id(slot.sqe.chain);
+  if (last_chain_ != nullptr && last_chain_->id == id) return last_chain_;
+  return last_chain_ = routing_->chain(id);
+}
+
 // Sends the request on its way, from no list. It comes to stand in a link's queue or is parked.
 void Ring::dispatch(uint32_t index) {
   Slot& slot = slots_[index];
   FFS_CHECK(slot.list == nullptr);
-  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  const Chain* chain = chain_of(slot);
   if (chain == nullptr) {
     slot.last_detail = Detail::kStaleRouting;
     return park(index, backoff_ms(++slot.attempt), true, false);

@@ -102,6 +102,7 @@ uint32_t Ring::slot_of(uint64_t id) {
 bool Ring::on_frame(Link& link, const net::Frame& frame) {
   if ((frame.request_id & 0xffffffffu) == 0) {
     if (frame.payload_bytes != 0) return false;
+    if (frame.type == Type::kReadManyReply) return on_read_many_reply(link, frame);
     mark_dirty(link);
     return link.on_control_reply(frame);
   }
@@ -109,12 +110,7 @@ bool Ring::on_frame(Link& link, const net::Frame& frame) {
   if (index == kNoSlot) return true;  // late: nobody waits for it, its payload is thrown away
   Slot& slot = slots_[index];
   if (slot.link != &link) return false;
-  if (slot.state == SlotState::kQuarantine && slot.ending) {  // the server is through with the slice
-    slots_.remove(index);
-    slot.direct_read = false;
-    finish(index, slot.result, slot.last_detail, true);
-    return true;
-  }
+  if (frees_quarantined(index)) return true;
   switch (frame.type) {
     case Type::kReadReply:
       return slot.sqe.op == FFS_OP_READ && on_read_reply(link, frame, index);
@@ -129,6 +125,16 @@ bool Ring::on_frame(Link& link, const net::Frame& frame) {
     default:
       return false;
   }
+}
+
+// True: the request was over, and only waited for the server to be through with its slice.
+bool Ring::frees_quarantined(uint32_t index) {
+  Slot& slot = slots_[index];
+  if (slot.state != SlotState::kQuarantine || !slot.ending) return false;
+  slots_.remove(index);
+  slot.direct_read = false;
+  finish(index, slot.result, slot.last_detail, true);
+  return true;
 }
 
 void Ring::note_epoch(uint64_t routing_epoch) {
@@ -197,6 +203,39 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   link.receiving = index;
   stats_.bytes_copied += frame.payload_bytes;
   link.connection().reader.place_payload(to);
+  return true;
+}
+
+// The plain results of many small reads, whose bytes are in place.
+bool Ring::on_read_many_reply(Link& link, const net::Frame& frame) {
+  const auto many = frame.as<wire::ReadManyReply>();
+  note_epoch(many.routing_epoch);
+  if (many.count > wire::kMaxReadMany || frame.var.size() != many.count * sizeof(wire::ReadManyResult)) {
+    return false;
+  }
+  for (uint32_t i = 0; i < many.count; i++) {
+    wire::ReadManyResult result;
+    std::memcpy(&result, frame.var.data() + i * sizeof result, sizeof result);
+    const uint32_t index = slot_of(result.request_id);
+    if (index == kNoSlot) continue;  // late
+    Slot& slot = slots_[index];
+    if (slot.link != &link) return false;
+    if (frees_quarantined(index)) continue;
+    if (slot.sqe.op != FFS_OP_READ || !slot.direct_read || result.bytes > slot.sqe.length) return false;
+    wire::ReadReply& reply = link.read_reply;
+    reply = wire::ReadReply{};
+    reply.bytes = result.bytes;
+    reply.chunk_length = reply.logical_length = result.chunk_length;
+    link.granule_crcs.clear();
+    link.granules_checked = 0;
+    link.granules_sound = true;
+    if (result.granule != wire::kNoGranule) {
+      reply.checksum_kind = static_cast<uint8_t>(wire::ChecksumKind::kCrc32c);
+      reply.first_granule = result.granule;
+      link.granule_crcs.push_back(result.crc);
+    }
+    finish_read(link, index);
+  }
   return true;
 }
 

@@ -27,6 +27,7 @@ void Ring::take_news() {
 void Ring::adopt_routing() {
   if (client_->routing_generation() == routing_generation_) return;
   routing_ = client_->routing(&routing_generation_);
+  last_chain_ = nullptr;
   link_by_endpoint_.assign(routing_->endpoints.size(), nullptr);
   leave_old_places();
   watch_chains();

@@ -49,6 +49,11 @@ bool carries_data(uint8_t op) {
   return op == FFS_OP_WRITE || op == FFS_OP_REPLACE || op == FFS_OP_CREATE;
 }
 
+// A read that a frame of many may hold.
+bool goes_with_others(const ffs_sqe& sqe) {
+  return sqe.length <= wire::kMaxReadManyBytes && (sqe.flags & ~FFS_SQE_ZERO_FILL) == 0;
+}
+
 }  // namespace
 
 // --- links ------------------------------------------------------------------------------------
@@ -102,6 +107,7 @@ void Ring::pump(Link& link) {
       if (link.inflight_bytes > 0 && link.inflight_bytes + slots_[index].sqe.length > bound) break;
       if (!send_request(link, index)) break;
     }
+    link.push_reads();
     if (queue.empty()) break;
     stats_.send_calls++;
     auto sent = link.connection().flush(&tokens_);
@@ -201,7 +207,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
   slot.attempt++;
   slot.sent_ns = now_ns_;
   slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
-  const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
+  const Chain* chain = chain_of(slot);
   if (chain != nullptr) slot.sent_in = chain->version;
   slot.region = 0;
   slot.direct_read = false;
@@ -209,11 +215,13 @@ bool Ring::send_request(Link& link, uint32_t index) {
   link.inflight_bytes += slot.sqe.length;
   note_timer(slot.try_deadline_ns);
   slot.hedge_ns = ~0ull;
+  if (slot.sqe.op == FFS_OP_READ) {
+    push_read(link, index, *handle, chain);
+    if (chain != nullptr) arm_hedge(slot, *chain);
+    return true;
+  }
   const wire::Context context = context_of(slot, *handle, chain);
   switch (slot.sqe.op) {
-    case FFS_OP_READ:
-      push_read(link, index, context);
-      break;
     case FFS_OP_EXISTS:
       push_exists(link, index, context);
       break;
@@ -231,11 +239,18 @@ bool Ring::send_request(Link& link, uint32_t index) {
   return true;
 }
 
-void Ring::push_read(Link& link, uint32_t index, const wire::Context& context) {
+void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* chain) {
   Slot& slot = slots_[index];
   const ffs_sqe& sqe = slot.sqe;
+  if (!slot.is_hedge()) slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
+  slot.direct_read = slot.region != 0;
+  if (slot.direct_read && link.takes_read_many() && goes_with_others(sqe)) {
+    if (!link.joins_reads(slot)) link.begin_reads(slot, context_of(slot, handle, chain));
+    link.add_read(slot, request_id(index, slot));
+    return;
+  }
   wire::Read read{};
-  read.context = context;
+  read.context = context_of(slot, handle, chain);
   std::memcpy(read.key, sqe.key, sizeof read.key);
   read.offset = sqe.offset;
   read.length = sqe.length;
@@ -245,8 +260,6 @@ void Ring::push_read(Link& link, uint32_t index, const wire::Context& context) {
   if ((sqe.flags & FFS_SQE_TOUCH) != 0) read.flags |= wire::kReadTouch;
   read.tag_bytes = sqe.tag_bytes;
   std::memcpy(read.tag, sqe.tag, sizeof read.tag);
-  if (!slot.is_hedge()) slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
-  slot.direct_read = slot.region != 0;
   read.bulk.length = sqe.length;
   read.bulk.kind = static_cast<uint8_t>(slot.direct_read ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
   if (slot.direct_read) {

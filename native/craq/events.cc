@@ -27,6 +27,13 @@ void Replica::on_client_update(const ClientUpdate& request, uint64_t now_ms, Eff
 void Replica::on_client_read(const ClientRead& request, uint64_t now_ms, Effects& out) {
   machine_->client_request(request, now_ms, out);
 }
+bool Replica::read_at_once(const ClientRead& request, uint64_t now_ms, ChunkFacts* facts,
+                           ChainVersion* judged_in) const {
+  return machine_->read_at_once(request, now_ms, facts, judged_in);
+}
+bool Replica::read_stands(const ChainVersion& judged_in, uint64_t now_ms) const {
+  return machine_->read_stands(judged_in, now_ms);
+}
 void Replica::on_client_set_space_epoch(const ClientSetSpaceEpoch& request, uint64_t now_ms, Effects& out) {
   machine_->client_request(request, now_ms, out);
 }

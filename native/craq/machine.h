@@ -299,6 +299,8 @@ class Replica::Machine final : public SyncHost {
 
   // reading.cc
   void judge_read(Request* r, const ClientRead& read);
+  bool read_at_once(const ClientRead& read, uint64_t now_ms, ChunkFacts* facts, ChainVersion* judged_in);
+  bool read_stands(const ChainVersion& judged_in, uint64_t now_ms);
   void judge_last_chunk(Request* r, const ClientLastChunk& last);
   void query_received(const PeerHeader& header, const Notice& n);
   void answer_received(const Notice& n);

@@ -26,6 +26,32 @@ void Replica::Machine::judge_read(Request* r, const ClientRead& read) {
   ask(r, read);
 }
 
+// judge_read and finish_read for what finds nothing in its way; the same checks. Whatever else there is to
+// say is said by them.
+bool Replica::Machine::read_at_once(const ClientRead& read, uint64_t now_ms, ChunkFacts* facts,
+                                    ChainVersion* judged_in) {
+  now_ms_ = now_ms;
+  if (read.facts_only || read.uncommitted_ok || read.compare_tag || read.touch) return false;
+  if (!answers_reads() || read.chain_version > config_.version) return false;
+  if (!is(Mutant::no_lease_check) && !leased()) return false;
+  if (read.authority != Outcome::ok || least_epoch(read.key.space()) > read.space_epoch) return false;
+  const Chunk* c = find_chunk(read.key);
+  if (c != nullptr && c->dirty()) return false;
+  *facts = c != nullptr ? c->committed : store_.committed(read.key);
+  if (facts->version.none() || expired(*facts)) return false;
+  if (facts->attributes.codec != 0 || facts->attributes.tag_bytes != 0) return false;
+  *judged_in = config_.version;
+  return true;
+}
+
+// As read_done: what was read may be out of date by now.
+bool Replica::Machine::read_stands(const ChainVersion& judged_in, uint64_t now_ms) {
+  now_ms_ = now_ms;
+  if (is(Mutant::no_recheck_after_read)) return true;
+  const bool held = is(Mutant::no_lease_check_after_read) || leased();
+  return answers_reads() && config_.version == judged_in && held;
+}
+
 void Replica::Machine::ask(Request* r, const ClientRead& read) {
   r->state = Request::State::asking;
   r->asked_ms = now_ms_;

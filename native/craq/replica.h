@@ -436,6 +436,13 @@ class Replica {
 
   void on_client_update(const ClientUpdate& request, uint64_t now_ms, Effects& out);
   void on_client_read(const ClientRead& request, uint64_t now_ms, Effects& out);
+  // The short way of a read, for many at once: true if it can be answered from the committed version right
+  // away (this member may answer, nothing of the chunk is pending, the chunk has neither tag nor codec). Then
+  // the caller reads facts->version, and answers if the read succeeded and read_stands(*judged_in)
+  // afterwards; else, and when this is false, on_client_read decides as if nothing had been. Changes nothing.
+  bool read_at_once(const ClientRead& request, uint64_t now_ms, ChunkFacts* facts,
+                    ChainVersion* judged_in) const;
+  bool read_stands(const ChainVersion& judged_in, uint64_t now_ms) const;
   void on_client_set_space_epoch(const ClientSetSpaceEpoch& request, uint64_t now_ms, Effects& out);
   void on_client_remove_page(const ClientRemovePage& request, uint64_t now_ms, Effects& out);
   void on_client_last_chunk(const ClientLastChunk& request, uint64_t now_ms, Effects& out);

@@ -373,6 +373,23 @@ std::vector<std::vector<uint8_t>> fuzz::seeds() {
     queue.push(Type::kRead, 3, read);
     out.push_back(taken(queue));
   }
+  wire::ReadMany many{};
+  many.context = context();
+  many.count = 3;
+  many.flags = wire::kReadWantChecksums;
+  many.region = 3;
+  std::vector<wire::ReadManyEntry> entries(3);
+  for (uint32_t i = 0; i < 3; i++) {
+    std::memcpy(entries[i].key, key.bytes.data(), 24);
+    entries[i].offset = i * 4096;
+    entries[i].length = 4096 + i * 100;
+    entries[i].address = 8192 * i;
+    entries[i].request_id = i + 1;
+  }
+  queue.push(Type::kReadMany, 0, many,
+             net::Bytes(reinterpret_cast<const uint8_t*>(entries.data()), 3 * sizeof(wire::ReadManyEntry)));
+  queue.push(Type::kUnregisterRegion, 2, wire::UnregisterRegion{3});
+  out.push_back(taken(queue));
   wire::Exists exists{};
   exists.context = context();
   exists.count = 2;

@@ -91,6 +91,10 @@ uint32_t min_fixed_bytes(Type type) {
       return sizeof(wire::ListChunks);
     case Type::kListChunksReply:
       return sizeof(wire::ListChunksReply);
+    case Type::kReadMany:
+      return sizeof(wire::ReadMany);
+    case Type::kReadManyReply:
+      return sizeof(wire::ReadManyReply);
     case Type::kForward:
       return sizeof(wire::Forward);
     case Type::kNotice:

@@ -123,6 +123,7 @@ void Shard::read_session(Session& session) {
     net::Frame frame;
     switch (session.connection.reader.next(&frame)) {
       case net::FrameReader::Next::kFrame:
+        if (!session.from_server) served_us_ = now_us_;
         if (!dispatch(session, frame)) return;
         if (session.connection.queue.pending_bytes() > kSendLimitBytes) {
           session.send_full = true;
@@ -184,6 +185,7 @@ void Shard::flush_sessions() {
 }
 
 void Shard::flush_session(Session& session) {
+  push_results(session);
   auto sent = session.connection.flush(&released_);
   for (uint64_t token : released_) release_token(token);
   released_.clear();
@@ -222,6 +224,7 @@ void Shard::close_session(Session& session, const char* why) {
   if (!session.open) return;
   log(LogLevel::kDebug, "shard %u: a connection ends: %s", config_.number, why != nullptr ? why : "");
   session.open = false;
+  session.results.clear();
   session.connection.queue.clear(&released_);
   for (uint64_t token : released_) release_token(token);
   released_.clear();
@@ -265,7 +268,7 @@ void Shard::end_session_if_unused(Session& session) {
 }
 
 void Shard::wake_waiting_sessions() {
-  if (waiting_for_op_.empty() || requests_.used() >= config_.max_ops) return;
+  if (waiting_for_op_.empty() || ops_used() >= config_.max_ops) return;
   for (Session* session : waiting_for_op_) {
     session->waits_for_op = false;
     list_to_read(*session);

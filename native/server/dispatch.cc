@@ -67,6 +67,8 @@ bool Shard::dispatch(Session& session, const net::Frame& frame) {
       return on_last_chunk(session, frame);
     case Type::kListChunks:
       return on_list_chunks(session, frame);
+    case Type::kReadMany:
+      return on_read_many(session, frame);
     default:
       metrics_.frame_errors++;
       close_session(session, "a client sent a frame that isn't a client's");
@@ -84,7 +86,7 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
   reply.incarnation = config_.incarnation;
   reply.routing_epoch = routing_epoch_;
   reply.max_payload_bytes = wire::kMaxPayloadBytes;
-  reply.features = wire::kFeatureUsed;
+  reply.features = wire::kFeatureUsed | wire::kFeatureReadMany;
   reply.version = net::choose_version(net::spoken_versions(), {hello.version_min, hello.version_max});
   const bool known_role = hello.role == static_cast<uint8_t>(wire::Role::kClient) ||
                           hello.role == static_cast<uint8_t>(wire::Role::kServer);
@@ -266,6 +268,10 @@ void Shard::on_unregister_region(Session& session, const net::Frame& frame) {
       const Request* request = requests_.at(slot);
       if (request->session == &session && request->region == region) remaining++;
     }
+    for (uint32_t slot = 0; slot < many_reads_.size(); slot++) {
+      const ManyRead* read = many_reads_.at(slot);
+      if (read->session == &session && read->area == region) remaining++;
+    }
     if (remaining == 0) answer_leaver({&session, frame.request_id});
   }
   if (region->registrations == 1 || remaining > 0) {
@@ -307,18 +313,27 @@ void Shard::on_region_gone(void* owner, ClientRegion* region) {
 
 // A record for the request, or null: then the session waits for one and the frame comes again.
 Request* Shard::take_request(Session& session, const net::Frame& frame, Target* target) {
-  if (requests_.used() >= config_.max_ops) {
-    session.connection.reader.unread();
-    session.waits_for_op = true;
-    waiting_for_op_.push_back(&session);
+  if (ops_used() >= config_.max_ops) {
+    wait_for_op(session);
     return nullptr;
   }
+  return new_request(session, frame.type, frame.request_id, target);
+}
+
+// The session's last frame comes again when there is a record.
+void Shard::wait_for_op(Session& session) {
+  session.connection.reader.unread();
+  session.waits_for_op = true;
+  waiting_for_op_.push_back(&session);
+}
+
+Request* Shard::new_request(Session& session, Type type, uint64_t request_id, Target* target) {
   Request* request = requests_.take();
   request->shard = this;
   request->session = &session;
   request->target = target;
-  request->request_id = frame.request_id;
-  request->type = frame.type;
+  request->request_id = request_id;
+  request->type = type;
   request->open_answers = 1;
   session.requests++;
   return request;
@@ -355,13 +370,21 @@ bool Shard::on_read(Session& session, const net::Frame& frame) {
   }
   Request* request = take_request(session, frame, target);
   if (request == nullptr) return false;
+  request->deadline_ms = deadline(read.context.deadline_ms);
+  begin_read(request, read, region);
+  return true;
+}
+
+// A read that has its record and its deadline, to its replica. `region`: where the device may put it, or
+// null.
+void Shard::begin_read(Request* request, const wire::Read& read, ClientRegion* region) {
+  const Session& session = *request->session;
   request->read_flags = read.flags;
   request->checksum_kind = read.context.checksum_kind;
   request->bulk = read.bulk;
   request->region = region;
   if (region != nullptr) regions_->use(region);
   request->length = read.length;
-  request->deadline_ms = deadline(read.context.deadline_ms);
   request->arrived_us = now_us_;
   request->beside = reads_under_way_;
   request->waiter.priority = read.context.priority;
@@ -381,8 +404,7 @@ bool Shard::on_read(Session& session, const net::Frame& frame) {
   std::memcpy(event_.tag.tag.data(), read.tag, sizeof read.tag);
   event_.tag.tag_bytes = static_cast<uint8_t>(read.tag_bytes);
   event_.deadline_ms = request->deadline_ms;
-  event(*target, [&](craq::Replica& replica) { replica.on_client_read(event_, now_ms_, effects_); });
-  return true;
+  event(*request->target, [&](craq::Replica& replica) { replica.on_client_read(event_, now_ms_, effects_); });
 }
 
 bool Shard::on_exists(Session& session, const net::Frame& frame) {

@@ -83,6 +83,7 @@ void Shard::complete(Target& target, craq::OpId op, Outcome outcome, craq::Buffe
 }
 
 void Shard::run_completions() {
+  run_many();
   while (!completions_.empty()) {
     completing_.swap(completions_);
     for (const Completion& done : completing_) {

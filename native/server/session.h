@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -117,6 +118,28 @@ struct Request : engine::Sink {
   int put(uint32_t at, const uint8_t* bytes, uint32_t size) override;
 };
 
+// One read of a kReadMany on its short way (read_many.cc). If it turns out not to be as plain as that, a
+// Request begins anew. A device that can't put the bytes in place finds a sink that refuses them.
+struct ManyRead : engine::ReadOp, engine::Sink {
+  ManyRead* next_free = nullptr;
+  uint32_t slot = 0;
+  Shard* shard = nullptr;
+  Session* session = nullptr;
+  Target* owner_target = nullptr;
+  ClientRegion* area = nullptr;  // in use
+  uint64_t address = 0;          // in it
+  uint64_t request_id = 0;
+  uint64_t arrived_us = 0;
+  uint64_t deadline_ms = 0;  // on the shard's clock; 0: none
+  uint32_t beside = 0;
+  uint32_t flags = 0;
+  wire::Context context{};
+  ChainVersion judged_in;          // the chain version that the replica had
+  std::array<uint32_t, 3> sums{};  // room for what the store asks for; one at most is whole
+
+  int put(uint32_t, const uint8_t*, uint32_t) override { return ENOBUFS; }
+};
+
 // A connection that somebody opened to this shard: a client, or another server of a chain.
 struct Session {
   Session* next_free = nullptr;
@@ -158,7 +181,8 @@ struct Session {
     std::vector<uint8_t> message;  // of a kSync
     Payload* payload = nullptr;
   } incoming;
-  BufferWaiter waiter;  // for the payload's buffer
+  BufferWaiter waiter;                        // for the payload's buffer
+  std::vector<wire::ReadManyResult> results;  // of small reads, for the next frame
 };
 
 // An operation of the store under way for a replica. One struct a kind; kept in slabs.

@@ -19,6 +19,8 @@ constexpr uint64_t kUnusedWorthALine = 64ull << 20;
 constexpr uint64_t kLongStepUs = 1000;
 // Of recovery, while clients are served: in a pass and to one server.
 constexpr size_t kGentleSendBytes = 256u << 10;
+// Since a client's last frame: whoever works with one request at a time has asked again by then.
+constexpr uint64_t kMostUsBetween = 1000;
 constexpr uint64_t kShutDownUs = 10u * 1000000;
 
 // The clock of deadlines and resends: it goes on while the machine sleeps (docs/craq.md, Time).
@@ -166,12 +168,30 @@ void Shard::read_clock() {
 }
 
 void Shard::io_pass() {
-  const bool ops_free = !waiting_for_op_.empty() && requests_.used() < config_.max_ops;
-  const bool busy = !to_read_.empty() || !completions_.empty() || fetch_head_ != nullptr || ops_free ||
-                    buffers_->can_serve() || peers_->must_flush();
+  const bool ops_free = !waiting_for_op_.empty() && ops_used() < config_.max_ops;
+  const bool busy = !to_read_.empty() || !completions_.empty() || !many_done_.empty() ||
+                    fetch_head_ != nullptr || ops_free || buffers_->can_serve() || peers_->must_flush();
   const uint64_t wait_us = io_->background_waits() ? background_.wait_us(now_us_) : kTickUs;
-  io_->run_once(busy ? 0 : static_cast<int64_t>(std::min(wait_us, kTickUs)));
+  if (busy || wait_us == 0 || !spin())
+    io_->run_once(busy ? 0 : static_cast<int64_t>(std::min(wait_us, kTickUs)));
   read_clock();
+}
+
+// Looks for what comes next instead of sleeping, right after a client was served. True: something was run.
+bool Shard::spin() {
+  if (ops_used() >= Spinner::kMostRequests || io_->background_waits()) return false;
+  const uint64_t begin_ns = Spinner::now_ns();
+  if (now_us_ - served_us_ > kMostUsBetween || !spinner_.pays(begin_ns)) return false;
+  uint64_t now_ns = begin_ns;
+  while (now_ns < begin_ns + Spinner::kMostNs && spinner_.alone(now_ns)) {
+    if (io_->run_once(0) > 0) {
+      spinner_.found();
+      return true;
+    }
+    now_ns = Spinner::now_ns();
+  }
+  if (now_ns >= begin_ns + Spinner::kMostNs) spinner_.missed();
+  return false;
 }
 
 void Shard::pass() {
@@ -362,6 +382,7 @@ void Shard::shut_down() {
     (void)io_.release();
     return;
   }
+  run_many();
   // What waits for the rest of its chain has nobody to answer any more.
   for (auto& [id, target] : targets_) target->replica.reset();
   abandon_all();

@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/spin.h"
 #include "craq/replica.h"
 #include "engine/chunk_store.h"
 #include "ffs/wire.h"
@@ -162,6 +163,7 @@ class Shard : private io::Gate {
   void pass();
   void tick();
   void io_pass();
+  bool spin();
   void shut_down();
   void abandon_all();
   bool call(const std::function<void()>& body);
@@ -217,9 +219,21 @@ class Shard : private io::Gate {
   void on_register_region(Session& session, const net::Frame& frame);
   void on_unregister_region(Session& session, const net::Frame& frame);
   bool on_read(Session& session, const net::Frame& frame);
+  void begin_read(Request* request, const wire::Read& read, ClientRegion* region);
   bool on_exists(Session& session, const net::Frame& frame);
   bool on_last_chunk(Session& session, const net::Frame& frame);
   bool on_list_chunks(Session& session, const net::Frame& frame);
+  // --- read_many.cc: many small reads in one frame
+  bool on_read_many(Session& session, const net::Frame& frame);
+  void start_many(Session& session, Target& target, const wire::ReadMany& head,
+                  const wire::ReadManyEntry& entry, ClientRegion* region, craq::ClientRead* asked);
+  static void on_many_done(engine::StoreOp* op);
+  void run_many();
+  void end_many(ManyRead* read);
+  void read_alone(ManyRead* read);
+  void give_many(ManyRead* read);
+  void push_results(Session& session);
+  size_t ops_used() const { return requests_.used() + many_reads_.used(); }
   // --- updates.cc: frames with payloads
   bool on_update(Session& session, const net::Frame& frame);
   bool on_forward(Session& session, const net::Frame& frame);
@@ -243,6 +257,8 @@ class Shard : private io::Gate {
                            craq::Outcome authority);
   Target* find_target(const wire::Context& context);
   Request* take_request(Session& session, const net::Frame& frame, Target* target);
+  Request* new_request(Session& session, wire::Type type, uint64_t request_id, Target* target);
+  void wait_for_op(Session& session);
   void give_request(Request* request);
   uint64_t deadline(uint32_t deadline_ms) const { return deadline_ms == 0 ? 0 : now_ms_ + deadline_ms; }
 
@@ -392,6 +408,7 @@ class Shard : private io::Gate {
 
   Slab<Session> sessions_;
   Slab<Request> requests_;
+  Slab<ManyRead> many_reads_;
   Slab<Payload> payloads_;
   Slab<StageWork> stages_;
   Slab<SmallWork> smalls_;
@@ -408,9 +425,12 @@ class Shard : private io::Gate {
   std::vector<TargetId> scrubbed_;  // whom it looks at, anew each tick
   std::vector<Session*> to_read_, reading_, to_flush_;
   std::vector<Session*> waiting_for_op_;
+  std::vector<ManyRead*> many_done_;
   std::vector<uint64_t> released_;
   craq::Effects effects_;
   bool in_event_ = false;
+  Spinner spinner_;
+  uint64_t served_us_ = 0;  // when a client's frame came last
   std::vector<Completion> completions_, completing_;
   Payload* fetch_head_ = nullptr;
   Payload* fetch_tail_ = nullptr;

@@ -82,10 +82,8 @@ bool Shard::on_update(Session& session, const net::Frame& frame) {
   if (target == nullptr) return refuse(session, frame, EAGAIN, Detail::kWrongTarget), true;
   // A record must be free before the payload is taken off the socket; it is taken when the event is
   // made, and nothing but this session's turn lies between if there is no payload.
-  if (requests_.used() >= config_.max_ops) {
-    session.connection.reader.unread();
-    session.waits_for_op = true;
-    waiting_for_op_.push_back(&session);
+  if (ops_used() >= config_.max_ops) {
+    wait_for_op(session);
     return false;
   }
   if (frame.payload_bytes > 0) {

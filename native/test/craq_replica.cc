@@ -61,7 +61,8 @@ struct Fixture {
   ChainVersion version{1, 1};
 
   // Member `index` of a chain of `members`, serving.
-  explicit Fixture(uint32_t members, uint32_t index = 0) : index_(index) {
+  explicit Fixture(uint32_t members, uint32_t index = 0, const Options& given = {})
+      : options(given), index_(index) {
     replica = std::make_unique<Replica>(TargetId{11 + index}, ChainId{7}, store, options);
     ChainConfig config;
     config.version = version;
@@ -456,6 +457,62 @@ TEST_CASE("messages of strangers, of other chains and of other versions change n
     REQUIRE(f.out.size() == 1);
     CHECK(f.take<Release>().payload == BufferRef{9});
   }
+}
+
+TEST_CASE("a read is answered at once where nothing is in its way, and only there") {
+  Options options;
+  options.peer_lease_ms = 1000;
+  Fixture f(2, 0, options);
+  ClientRead read;
+  read.token = 9;
+  read.chain_version = f.version;
+  read.key = kKey;
+  read.length_bytes = 4;
+  ChunkFacts facts;
+  ChainVersion judged_in;
+  auto at_once = [&](const ClientRead& r) {
+    const bool good = f.replica->read_at_once(r, f.now_ms, &facts, &judged_in);
+    CHECK(f.out.empty());
+    return good;
+  };
+  CHECK(!at_once(read));  // absent
+  f.send(f.write(1, 1));
+  const Stage stage = f.take<Stage>();
+  f.out.clear();
+  CHECK(!at_once(read));
+  f.replica->on_completion(stage.op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  f.out.clear();
+  CHECK(!at_once(read));  // pending: the last member is to be asked
+  f.from_below(Notice{.type = NoticeType::ack, .key = kKey, .version = stage.update.version});
+  f.out.clear();
+  REQUIRE(at_once(read));
+  CHECK(facts.version == stage.update.version);
+  CHECK(facts.length_bytes == 4);
+  CHECK(judged_in == f.version);
+
+  ClientRead other = read;
+  other.authority = Outcome::denied;
+  CHECK(!at_once(other));
+  other = read, other.chain_version = {1, 2};  // newer than this member's
+  CHECK(!at_once(other));
+  for (bool ClientRead::*wish :
+       {&ClientRead::uncommitted_ok, &ClientRead::facts_only, &ClientRead::compare_tag, &ClientRead::touch}) {
+    other = read, other.*wish = true;
+    CHECK(!at_once(other));
+  }
+  // Another update of the chunk: what is committed here may not be the newest.
+  CHECK(f.replica->read_stands(judged_in, f.now_ms));
+  f.send(f.write(2, 2));
+  f.out.clear();
+  CHECK(!at_once(read));
+  // Without a lease somebody else may lead by now.
+  CHECK(f.replica->read_stands(judged_in, f.now_ms));
+  f.now_ms += 4'000'000;
+  CHECK(!f.replica->read_stands(judged_in, f.now_ms));
+  f.replica->on_lease(f.now_ms + 1000, f.now_ms, f.out);
+  CHECK(f.replica->read_stands(judged_in, f.now_ms));
+  // What was judged in an older version of the chain is judged again.
+  CHECK(!f.replica->read_stands(ChainVersion{1, 0}, f.now_ms));
 }
 
 TEST_CASE("the steady state allocates nothing") {

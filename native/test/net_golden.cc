@@ -260,6 +260,29 @@ TEST_CASE("golden frames of reads and lookups") {
   check("list_chunks_reply", Type::kListChunksReply, list_reply, bytes_of(entry));
 }
 
+TEST_CASE("golden frames of many reads") {
+  wire::ReadMany many{};
+  many.context = context();
+  many.count = 2;
+  many.flags = wire::kReadWantChecksums;
+  many.region = 3;
+  wire::ReadManyEntry entries[2]{};
+  for (uint32_t i = 0; i < 2; i++) {
+    set_key(entries[i]);
+    entries[i].offset = 61440 + i * 4096;
+    entries[i].length = 4096;
+    entries[i].address = 8192 + i * 4096;
+    entries[i].request_id = 0x100000001 + i;
+  }
+  check("read_many", Type::kReadMany, many, bytes_of(entries));
+  wire::ReadManyReply reply{};
+  reply.routing_epoch = 12;
+  reply.count = 2;
+  const wire::ReadManyResult results[2] = {{0x100000001, 4096, 65540, wire::kNoGranule, 0},
+                                           {0x100000002, 4, 65540, 1, 0x22222222}};
+  check("read_many_reply", Type::kReadManyReply, reply, bytes_of(results));
+}
+
 TEST_CASE("golden frames of updates") {
   const uint32_t crcs[] = {0x33333333, 0x44444444};
   check("update", Type::kUpdate, update(), bytes_of(crcs));

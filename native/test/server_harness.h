@@ -508,6 +508,22 @@ class TestClient {
     return send(Type::kRead, read);
   }
 
+  // One frame of reads; the id of each, in order.
+  std::vector<uint64_t> send_read_many(std::vector<wire::ReadManyEntry> entries, uint64_t region = 0,
+                                       int32_t count_off_by = 0) {
+    wire::ReadMany many{};
+    many.context = context();
+    many.count = static_cast<uint32_t>(static_cast<int32_t>(entries.size()) + count_off_by);
+    many.flags = wire::kReadWantChecksums;
+    many.region = region == 0 ? region_id_ : region;
+    std::vector<uint64_t> ids;
+    for (wire::ReadManyEntry& entry : entries) ids.push_back(entry.request_id = ++last_id_);
+    connection_.queue.push(Type::kReadMany, 0, many,
+                           net::Bytes(reinterpret_cast<const uint8_t*>(entries.data()),
+                                      entries.size() * sizeof(wire::ReadManyEntry)));
+    return ids;
+  }
+
   // --- waiting
   Answer wait(uint64_t id) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -608,6 +624,7 @@ class TestClient {
 
   wire::Context base = default_context();
   uint64_t direct_reads = 0;
+  uint64_t together = 0;  // results that came in frames of many
 
  private:
   static wire::Context default_context() {
@@ -630,7 +647,9 @@ class TestClient {
     const size_t answered = answers_.size();
     while (true) {
       const auto next = connection_.reader.next(&frame);
-      if (next == net::FrameReader::Next::kFrame) {
+      if (next == net::FrameReader::Next::kFrame && frame.type == Type::kReadManyReply) {
+        take_results(frame);
+      } else if (next == net::FrameReader::Next::kFrame) {
         current_ = decode(frame);
         current_id_ = frame.request_id;
         if (frame.payload_bytes > 0) {
@@ -654,6 +673,30 @@ class TestClient {
     pollfd one{connection_.socket.get(), events, 0};
     (void)::poll(&one, 1, timeout_ms);
     return true;
+  }
+
+  // Each as the reply that it would have had alone.
+  void take_results(const net::Frame& frame) {
+    const auto many = frame.as<wire::ReadManyReply>();
+    REQUIRE(frame.var.size() == many.count * sizeof(wire::ReadManyResult));
+    REQUIRE(many.count > 0);
+    for (uint32_t i = 0; i < many.count; i++) {
+      wire::ReadManyResult result;
+      std::memcpy(&result, frame.var.data() + i * sizeof result, sizeof result);
+      Answer answer;
+      answer.type = Type::kReadReply;
+      answer.read.bytes = result.bytes;
+      answer.read.chunk_length = answer.read.logical_length = result.chunk_length;
+      answer.read.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kRegion);
+      if (result.granule != wire::kNoGranule) {
+        answer.read.granule_count = 1;
+        answer.read.first_granule = result.granule;
+        answer.var.resize(4);
+        std::memcpy(answer.var.data(), &result.crc, 4);
+      }
+      answers_[result.request_id] = std::move(answer);
+      together++;
+    }
   }
 
   static Answer decode(const net::Frame& frame) {

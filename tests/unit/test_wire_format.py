@@ -204,6 +204,11 @@ LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
             ("chunk_length", "u32"),
         ],
     ),
+    "read_many": (
+        26,
+        [*nest("context", CONTEXT), ("count", "u32"), ("flags", "u32"), ("region", "u64")],
+    ),
+    "read_many_reply": (27, [("routing_epoch", "u64"), ("count", "u32"), ("reserved", "u32")]),
     "exists": (20, [*nest("context", CONTEXT), ("count", "u32"), ("flags", "u32")]),
     "exists_reply": (
         21,
@@ -311,6 +316,28 @@ VARIABLE: dict[str, list[tuple[str, str]]] = {
         ("crc[1]", "u32"),
         ("patches[0].at", "u32"),
         ("patches[0].length", "u32"),
+    ],
+    "read_many": [
+        (f"entries[{i}].{field}", kind)
+        for i in range(2)
+        for field, kind in (
+            ("key", "b24"),
+            ("offset", "u32"),
+            ("length", "u32"),
+            ("address", "u64"),
+            ("request_id", "u64"),
+        )
+    ],
+    "read_many_reply": [
+        (f"results[{i}].{field}", kind)
+        for i in range(2)
+        for field, kind in (
+            ("request_id", "u64"),
+            ("bytes", "u32"),
+            ("chunk_length", "u32"),
+            ("granule", "u32"),
+            ("crc", "u32"),
+        )
     ],
     "update": [("crc[0]", "u32"), ("crc[1]", "u32")],
     "forward": [("crc[0]", "u32")],
@@ -474,6 +501,35 @@ EXAMPLES: dict[str, dict[str, Value]] = {
         "patches[0].length": 4,
         "crc[0]": 0x11111111,
         "crc[1]": 0x22222222,
+    },
+    "read_many": {
+        **within("context", CONTEXT_VALUES),
+        "count": 2,
+        "flags": 2,
+        "region": 3,
+        "entries[0].key": KEY,
+        "entries[0].offset": 61440,
+        "entries[0].length": 4096,
+        "entries[0].address": 8192,
+        "entries[0].request_id": 0x100000001,
+        "entries[1].key": KEY,
+        "entries[1].offset": 65536,
+        "entries[1].length": 4096,
+        "entries[1].address": 12288,
+        "entries[1].request_id": 0x100000002,
+    },
+    "read_many_reply": {
+        "routing_epoch": 12,
+        "count": 2,
+        "results[0].request_id": 0x100000001,
+        "results[0].bytes": 4096,
+        "results[0].chunk_length": 65540,
+        "results[0].granule": 0xFFFFFFFF,
+        "results[1].request_id": 0x100000002,
+        "results[1].bytes": 4,
+        "results[1].chunk_length": 65540,
+        "results[1].granule": 1,
+        "results[1].crc": 0x22222222,
     },
     "update": {**UPDATE_VALUES, "crc[0]": 0x33333333, "crc[1]": 0x44444444},
     "update_reply": {

@@ -43,6 +43,8 @@ enum class Type : uint8_t {
   kLastChunkReply = 23,
   kListChunks = 24,  // a page of the chunks on this target, in the order of their keys
   kListChunksReply = 25,
+  kReadMany = 26,  // many small reads in one frame; to servers that say kFeatureReadMany
+  kReadManyReply = 27,
   // Between the servers of a chain, one way (docs/craq.md, Messages).
   kForward = 32,  // an update on its way down
   kNotice = 33,   // every other message between members
@@ -87,15 +89,15 @@ enum class ChecksumKind : uint8_t { kNone = 0, kCrc32c = 1 };
 
 // What every data frame carries.
 struct Context {
-  uint64_t target;         // the replica that the frame is meant for (asserted on arrival)
+  uint64_t target;  // the replica that the frame is meant for (asserted on arrival)
   uint32_t chain;
-  uint32_t capability;     // handle on this connection; 0 between servers
-  uint32_t chain_term;     // chain version that the sender holds
+  uint32_t capability;  // handle on this connection; 0 between servers
+  uint32_t chain_term;  // chain version that the sender holds
   uint32_t chain_counter;
-  uint64_t client;         // client session; 0 with updates that need no retry entry
+  uint64_t client;  // client session; 0 with updates that need no retry entry
   uint64_t sequence;
   uint32_t channel;
-  uint32_t deadline_ms;    // time that is left, 0: none
+  uint32_t deadline_ms;  // time that is left, 0: none
   uint64_t space_epoch;
   uint64_t trace_id;
   uint64_t routing_epoch;  // a hint to refresh
@@ -131,7 +133,8 @@ static_assert(sizeof(ServerHello) == 88);
 
 // HelloReply::features.
 enum Features : uint64_t {
-  kFeatureUsed = 1,  // takes kUsed
+  kFeatureUsed = 1,      // takes kUsed
+  kFeatureReadMany = 2,  // takes kReadMany
 };
 
 struct HelloReply {
@@ -183,14 +186,14 @@ struct Capability {
   uint8_t kind;     // 0 file, 1 KV space, 2 cluster (collection, recovery)
   uint16_t reserved;
   uint32_t rights;
-  uint64_t client;     // session
+  uint64_t client;  // session
   uint64_t space;
   uint64_t epoch;      // space epoch at issue
   uint64_t expiry_ms;  // manager time
   uint64_t id;         // unique; fences and retry entries name it
   uint32_t key_id;     // 0: unsigned (loopback development cluster)
   uint32_t reserved2;
-  uint8_t mac[32];     // HMAC-SHA256 of the 56 bytes before it (net/mac.h)
+  uint8_t mac[32];  // HMAC-SHA256 of the 56 bytes before it (net/mac.h)
 };
 static_assert(sizeof(Capability) == 88);
 
@@ -239,16 +242,16 @@ static_assert(sizeof(Read) == 160);
 // docs/craq.md, Buffers; ends of unaligned ranges, zeros and small updates that are still in
 // memory come as patches.)
 struct ReadReply {
-  uint32_t status;        // 0 or errno; ENOENT: no such chunk
-  uint32_t detail;        // Detail
-  WireVersion version;    // of the content returned
-  WireVersion chain;      // chain version of the answering replica (update: 0)
+  uint32_t status;      // 0 or errno; ENOENT: no such chunk
+  uint32_t detail;      // Detail
+  WireVersion version;  // of the content returned
+  WireVersion chain;    // chain version of the answering replica (update: 0)
   uint64_t expiry_ms;
   uint64_t routing_epoch;
-  uint32_t bytes;         // delivered; short at the end of the chunk
+  uint32_t bytes;           // delivered; short at the end of the chunk
   uint32_t chunk_length;    // where reads end
   uint32_t logical_length;  // with a codec: of what the bytes decode to
-  uint32_t first_granule; // of the checksums
+  uint32_t first_granule;   // of the checksums
   uint8_t checksum_kind;
   uint8_t codec;
   uint8_t tag_bytes;
@@ -267,16 +270,62 @@ struct ReadPatch {
 };
 static_assert(sizeof(ReadPatch) == 8);
 
+// Many small reads of one target under one capability, into one region. Each is a read of its own, with a
+// request id of its own: a kReadReply answers it, or an entry of a kReadManyReply. The header's request id is
+// 0.
+constexpr uint32_t kMaxReadMany = 512;
+constexpr uint32_t kMaxReadManyBytes =
+    32 * 1024;  // a read; so at most the chunk's last granule is whole in it
+
+// Variable part: `count` x ReadManyEntry.
+struct ReadMany {
+  Context context;  // of each of them; trace_id is the first one's
+  uint32_t count;   // 1 to kMaxReadMany
+  uint32_t flags;   // kReadWantChecksums, or 0
+  uint64_t region;
+};
+static_assert(sizeof(ReadMany) == 96);
+
+struct ReadManyEntry {
+  uint8_t key[24];
+  uint32_t offset;
+  uint32_t length;
+  uint64_t address;     // in the region
+  uint64_t request_id;  // as a header's
+};
+static_assert(sizeof(ReadManyEntry) == 48);
+
+// What there is to say of reads that found a chunk without tag and codec, all of whose bytes the device put
+// in place: status 0, no patches. Of those of several frames, as they come. Variable part: `count` x
+// ReadManyResult.
+struct ReadManyReply {
+  uint64_t routing_epoch;
+  uint32_t count;  // 1 to kMaxReadMany
+  uint32_t reserved;
+};
+static_assert(sizeof(ReadManyReply) == 16);
+
+constexpr uint32_t kNoGranule = ~0u;
+
+struct ReadManyResult {
+  uint64_t request_id;
+  uint32_t bytes;         // as in ReadReply
+  uint32_t chunk_length;  // as in ReadReply; the logical length is the same
+  uint32_t granule;       // that lies whole in the read, if checksums were asked for; kNoGranule: none
+  uint32_t crc;           // its CRC32C
+};
+static_assert(sizeof(ReadManyResult) == 24);
+
 // --- updates ----------------------------------------------------------------------------
 
 enum class UpdateKind : uint8_t {
   kWrite = 1,     // [offset, offset+length) of the chunk
   kTruncate = 2,  // the chunk's length becomes `length` (shrink, or extend with zeros)
   kRemove = 3,
-  kReplace = 4,   // whole content
-  kCreate = 5,    // whole content if absent; touches or pins what is there
-  kSpaceEpoch = 6,  // raise the space's least epoch to context.space_epoch (key: space, zeros)
-  kRemoveRange = 7, // remove a page of chunks of the space, from `key` on; reply.value: removed
+  kReplace = 4,      // whole content
+  kCreate = 5,       // whole content if absent; touches or pins what is there
+  kSpaceEpoch = 6,   // raise the space's least epoch to context.space_epoch (key: space, zeros)
+  kRemoveRange = 7,  // remove a page of chunks of the space, from `key` on; reply.value: removed
   kTouch = 8,
 };
 
@@ -367,9 +416,9 @@ static_assert(sizeof(Sync) == 96);
 
 constexpr uint32_t kMaxUsedKeys = 4096;
 
-// To the head of the chain, each second and as soon as room runs out: keys of chunks that clients have used at
-// the sender (a sample), and how its device stands. Variable part: `count` keys of 24 bytes. context: target
-// (the receiver), chain, chain version; the rest is zero.
+// To the head of the chain, each second and as soon as room runs out: keys of chunks that clients have used
+// at the sender (a sample), and how its device stands. Variable part: `count` keys of 24 bytes. context:
+// target (the receiver), chain, chain version; the rest is zero.
 struct Used {
   Context context;
   uint64_t from;           // target id of the sender
@@ -471,32 +520,32 @@ static_assert(sizeof(ListEntry) == 32);
 // Finer than an errno, for the client's decisions. Stable numbers.
 enum class Detail : uint32_t {
   kNone = 0,
-  kStaleRouting = 1,     // EAGAIN: refresh routing, send again (same identity)
-  kNotServing = 2,       // EAGAIN: the replica or chain doesn't serve now
-  kWrongTarget = 3,      // EAGAIN: this shard has no such target
-  kNotHead = 4,          // EAGAIN
-  kStaleEpoch = 5,       // ESTALE: the space epoch is too old
-  kFenced = 6,           // ESTALE/EPERM: the client's session is over
-  kOldSequence = 7,      // EINVAL: the channel has moved on
-  kTagMismatch = 8,      // create: EEXIST with other content; read: ENODATA
-  kChecksum = 9,         // EBADMSG: data on the way didn't match; send again
-  kCorrupt = 10,         // EIO: data at rest doesn't match on this replica; ask another
-  kPoisoned = 11,        // EIO: the device refuses everything until restart
-  kBusy = 12,            // EAGAIN: over a bound; retry_after_ms
-  kNoCapability = 13,    // EACCES: no such handle, or another session's
-  kExpired = 14,         // EACCES: capability expired, renew
-  kNoRegion = 15,        // ENXIO: the region isn't registered here
-  kWrongCluster = 16,    // EPROTO
-  kVersion = 17,         // EPROTO: no common protocol version
-  kReissue = 18,         // EAGAIN: fell with an earlier refusal; send under a new sequence
-  kBadFrame = 19,        // EPROTO
-  kDeadline = 20,        // ETIMEDOUT: outcome unknown for updates
-  kForged = 21,          // EACCES: the capability's signature is wrong
-  kUnknownKey = 22,      // EACCES: signed with a key that isn't valid here (any more, or yet): renew
-  kOtherSpace = 23,      // EACCES: the capability is for another space
-  kMissingRight = 24,    // EACCES: it doesn't give that right
-  kUnsigned = 25,        // EACCES: this cluster's capabilities are signed, and that one isn't
-  kUnproved = 26,        // EACCES, hello of a server: it can't prove the cluster's secret
+  kStaleRouting = 1,   // EAGAIN: refresh routing, send again (same identity)
+  kNotServing = 2,     // EAGAIN: the replica or chain doesn't serve now
+  kWrongTarget = 3,    // EAGAIN: this shard has no such target
+  kNotHead = 4,        // EAGAIN
+  kStaleEpoch = 5,     // ESTALE: the space epoch is too old
+  kFenced = 6,         // ESTALE/EPERM: the client's session is over
+  kOldSequence = 7,    // EINVAL: the channel has moved on
+  kTagMismatch = 8,    // create: EEXIST with other content; read: ENODATA
+  kChecksum = 9,       // EBADMSG: data on the way didn't match; send again
+  kCorrupt = 10,       // EIO: data at rest doesn't match on this replica; ask another
+  kPoisoned = 11,      // EIO: the device refuses everything until restart
+  kBusy = 12,          // EAGAIN: over a bound; retry_after_ms
+  kNoCapability = 13,  // EACCES: no such handle, or another session's
+  kExpired = 14,       // EACCES: capability expired, renew
+  kNoRegion = 15,      // ENXIO: the region isn't registered here
+  kWrongCluster = 16,  // EPROTO
+  kVersion = 17,       // EPROTO: no common protocol version
+  kReissue = 18,       // EAGAIN: fell with an earlier refusal; send under a new sequence
+  kBadFrame = 19,      // EPROTO
+  kDeadline = 20,      // ETIMEDOUT: outcome unknown for updates
+  kForged = 21,        // EACCES: the capability's signature is wrong
+  kUnknownKey = 22,    // EACCES: signed with a key that isn't valid here (any more, or yet): renew
+  kOtherSpace = 23,    // EACCES: the capability is for another space
+  kMissingRight = 24,  // EACCES: it doesn't give that right
+  kUnsigned = 25,      // EACCES: this cluster's capabilities are signed, and that one isn't
+  kUnproved = 26,      // EACCES, hello of a server: it can't prove the cluster's secret
 };
 
 }  // namespace ffs::wire
