@@ -1,5 +1,5 @@
-"""`ffs bench io`, `engine`, `recovery`, `meta`: speed as a ratio to the raw device (or store), in the same
-run (docs/guides/bench.md)."""
+"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`: speed as a ratio to the raw device, store or FUSE
+mount in the same run (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def add_commands(commands: Commands) -> None:
     bench.set_defaults(run=lambda args: _usage(bench))
     what = bench.add_subparsers(dest="what", metavar="WHAT")
     _add_io(what)
+    words = "the same file through ffs, bindfs and libfuse's passthrough"
+    fuse = command(what, "fuse", run_fuse, words, json_option=True)
+    fuse.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
+    fuse.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
+    fuse.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
+    fuse.add_argument("--slices", type=count_argument, default=31, help="slices of each (default: 31)")
+    fuse.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    fuse.add_argument("--mib", type=count_argument, default=512, help="of the file (default: 512)")
     words = "the chunk engine by itself, on a disk and on tmpfs"
     engine = command(what, "engine", run_engine, words, json_option=True)
     engine.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
@@ -136,6 +144,23 @@ def _check_tmpfs(path: Path) -> None:
 
     if not path.is_dir():
         raise InvalidArgument(f"--tmpfs {path}: no such directory")
+
+
+def run_fuse(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.fuse import NAMES, Suite
+
+    _check_tmpfs(args.tmpfs)
+
+    def warn(line: str) -> None:
+        print(f"ffs bench fuse: {line}", file=sys.stderr)
+
+    with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as tmpfs:
+
+        def suite(scratch: Path) -> Suite:
+            places = {"disk": scratch, "tmpfs": Path(tmpfs)}
+            return Suite(places, args.slices, args.slice_ms / 1000, warn, args.mib << 20)
+
+        return _run(args, NAMES, suite)
 
 
 def run_engine(args: argparse.Namespace) -> int:

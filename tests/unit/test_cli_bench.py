@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ffs.cli.benchmark import engine_cases, io_matrix, recovery, suite
+from ffs.cli.benchmark import engine_cases, fuse, io_matrix, recovery, suite
 from ffs.cli.benchmark.cost import cpu_ns, meter
 from ffs.cli.benchmark.protocol import Round, Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result, json_line, people_table
@@ -88,7 +88,14 @@ def test_the_guide_has_a_row_for_every_case() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/bench.md").read_text()
     rows = "\n".join(line.split("|")[1] for line in guide.splitlines() if line.startswith("| `"))
     engine = {case.name for case in (*engine_cases.CASES, engine_cases.BESIDE_COMPACTION)}
-    for name in (*io_matrix.GOALS, *suite.META_NAMES, *recovery.NAMES, *engine, *engine_cases.START_UP):
+    for name in (
+        *fuse.NAMES,
+        *io_matrix.GOALS,
+        *suite.META_NAMES,
+        *recovery.NAMES,
+        *engine,
+        *engine_cases.START_UP,
+    ):
         assert f"`{name}`" in rows, name
     for place in engine_cases.PLACES:
         assert f"`{engine_cases.CASES[0].full_name(place)}`" in guide
