@@ -614,7 +614,7 @@ SCAN_NAMES: Final = 6  # all entries; rows: of those that lead to an inode of `o
 SCAN_STATE: Final = 7  # the inodes of `only`; rows: FSCK_STATE of each that is there
 SCAN_CHUNKS: Final = 8  # what `chain`, of chain table `table`, holds
 SCAN_AGAIN: Final = 9  # `findings`: those that still hold
-SCAN_QUOTAS: Final = 10  # quotas; rows: FSCK_USAGE of those that have counted all
+SCAN_QUOTAS: Final = 10  # quotas; rows: FSCK_USAGE of each
 SCAN_CHARGES: Final = 11  # all inodes; rows: FSCK_SUM of those in the page that a quota counts
 
 FSCK_STATE: Final = (("ino", "<u8"), ("links", "<i8"), ("ctime_ns", "<u8"), ("type", "u1"), ("garbage", "u1"))

@@ -62,7 +62,8 @@ _INODE_KEY_BYTES: Final = len(inode_key(0))
 
 
 async def quotas(snap: Snapshot, after: bytes) -> FsckPage:
-    """FSCK_USAGE of those that have counted all; and what is left of quotas that are gone."""
+    """FSCK_USAGE of each - also while it counts what was there before -, and what is left of those that are
+    gone."""
     pairs = await snap.range(after or b"Qb", b"Qt", PAGE)
     page = FsckPage(findings=[], looked=len(pairs), next=pairs[-1][0] + b"\0" if len(pairs) == PAGE else b"")
     rows = []
@@ -75,7 +76,8 @@ async def quotas(snap: Snapshot, after: bytes) -> FsckPage:
         finding = await _judge_quota(snap, label)
         page.findings += [finding] if finding is not None else []
     for key, value in pairs:
-        if key[:2] == b"Ql" and (record := decode_quota(value)).state == READY:
+        if key[:2] == b"Ql":
+            record = decode_quota(value)
             used_bytes, used_entries = await quota.usage(snap.get, quota_in_key(key))
             stamp = await _stamp(snap, quota_in_key(key))
             rows.append(
@@ -234,7 +236,7 @@ async def still(reader: Reader, finding: FsckFinding) -> FsckFinding | None:
         return next(iter(await judge_labels(reader, [entry], inodes)), None)
     label = quota_in_key(finding.key)
     record = await quota.find_quota(reader, label)
-    same = record is not None and record.state == READY and await _stamp(reader, label) == finding.stamp
+    same = record is not None and await _stamp(reader, label) == finding.stamp
     return finding if same else None
 
 

@@ -15,11 +15,12 @@ from ffs import errors
 from ffs.client.fsck import SUM, USAGE, judge_usage
 from ffs.proto import meta
 from ffs.proto.common import Creds
-from ffs.proto.quota import GetQuota, QuotaView, Reserve, SetQuota
+from ffs.proto.quota import COUNTING, GetQuota, QuotaView, Reserve, SetQuota
 from metadata.fs.ops import fsck_quota
 from metadata.fs.schema import (
     SUB_CHARGED,
     SUB_LENGTH,
+    client_writer_key,
     counter,
     decode_inode,
     encode,
@@ -28,6 +29,7 @@ from metadata.fs.schema import (
     quota_entries_key,
     quota_key,
     quota_work_key,
+    writer_key,
 )
 from metadata.kv.contract import Transaction
 
@@ -210,6 +212,38 @@ def test_a_quota_that_is_used_all_the_time_is_unsettled_and_not_wrong() -> None:
 
         report = await w.check(meanwhile=meanwhile)
         assert (report.findings, report.unsettled) == ([], [view.ino])
+
+    run(test)
+
+
+def test_a_quota_that_still_counts() -> None:
+    async def test(w: World) -> None:
+        await w.me(SetQuota(path=b"/d"))
+        assert (await quota(w)).state == COUNTING
+        report = await w.check()
+        assert (report.findings, report.unsettled) == ([], [])
+        await w.store.run(add(quota_bytes_key((await quota(w)).quota, 0), 1))
+        await w.expect({fsck_quota.USAGE})
+        await w.settle()
+        view = await quota(w)
+        assert (view.used_bytes, view.used_entries) == INSIDE
+
+    run(test)
+
+
+def test_what_waits_for_collection_is_left_to_it() -> None:
+    """An older metadata service took the last writer of a nameless file away, and gave nothing back."""
+
+    async def test(w: World) -> None:
+        await begin(w)
+        opened = await w.me(meta.Open(path=b"/d", flags=meta.OPEN_WRITE | meta.OPEN_TMPFILE))
+        await w.write(
+            (writer_key(opened.ino, w.me.client, opened.handle), None),
+            (client_writer_key(w.me.client, opened.ino, opened.handle), None),
+        )
+        assert opened.reserved > 0
+        assert (await w.check()).clean
+        await is_right(w)
 
     run(test)
 
