@@ -152,5 +152,5 @@ def run(test: Callable[[World], Awaitable[None]], *, pages: int = 5) -> None:
         patch.setattr(ops, "INODE_PAGE", max(9, pages))
         patch.setattr(ops, "SKIP_PAGE", pages)
         patch.setattr(fsck_quota, "PAGE", pages)
-        patch.setattr(fsck_quota, "INODES", max(9, pages))
+        patch.setattr(fsck_quota, "INODES", max(9, 6 * pages))
         asyncio.run(asyncio.wait_for(body(), 20))

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import quota_count
@@ -27,6 +28,8 @@ from metadata.fs.namespace import Namespace, format_store
 from metadata.fs.quota_sweep import QuotaSweeper, count_page
 from metadata.fs.schema import QUOTA_WORK, split_quota_work
 from metadata.fs.sessions import SessionSweeper
+from metadata.kv import open_store
+from metadata.kv.contract import Store
 from metadata.kv.faults import FaultyStore, Rates
 from metadata.kv.memory import MemoryStore
 
@@ -84,10 +87,10 @@ class Client:
 
 
 class Story:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, store: Store | None = None) -> None:
         self.rng = random.Random(seed)
         rates = Rates(conflict=0.05, unknown_applied=0.1, unknown_lost=0.05, too_old=0.02, twice=0.2)
-        self.store = Shuffled(MemoryStore(), rates if seed % 3 else Rates(), self.rng)
+        self.store = Shuffled(store or MemoryStore(), rates if seed % 3 else Rates(), self.rng)
         self.store._backoff_rng = NoWait()
         self.chains = FakeChains()
         self.links = seed % 2 == 1  # several names of a file, on both sides of borders
@@ -286,15 +289,23 @@ class Story:
         quota_count.check_settled(await self.pairs(), links=self.links)
 
 
+async def tell(story: Story, rounds: int) -> Counter[str]:
+    await story.start()
+    for _ in range(rounds):
+        await story.round()
+    await story.end()
+    await story.store.close()
+    return story.told
+
+
 @pytest.mark.parametrize("seed", range(24 * SCALE))
 def test_what_is_counted_is_what_is_there(seed: int) -> None:
-    async def main() -> Counter[str]:
-        story = Story(seed)
-        await story.start()
-        for _ in range(60):
-            await story.round()
-        await story.end()
-        return story.told
-
-    told = asyncio.run(main())
+    told = asyncio.run(tell(Story(seed), 60))
     assert told["ok"] > 100, told
+
+
+def test_the_same_over_lmdb(tmp_path: Path) -> None:
+    async def main() -> None:
+        await tell(Story(1001, open_store(f"lmdb://{tmp_path}/s")), 30)
+
+    asyncio.run(main())
