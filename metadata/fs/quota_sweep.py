@@ -53,20 +53,26 @@ class QuotaSweeper:
             try:
                 while await self.step():
                     pass
-            except (OSError, msgspec.MsgspecError) as error:
+            except OSError as error:
                 _log.warning("counting for quotas failed, will be repeated: %s", error)
             await asyncio.sleep(every_s)
 
     async def step(self) -> int:
-        """Works off the records that are there now: how many."""
+        """Works off the records that are there now: how many. One that can't be, stays for a later time."""
 
         async def page(snap: Snapshot) -> list[tuple[bytes, bytes]]:
             return await snap.range(QUOTA_WORK, after(QUOTA_WORK), RECORDS)
 
         pairs = await self._store.read(page)
+        done = 0
         for key, _ in pairs:
-            await self._directory(*split_quota_work(key))
-        return len(pairs)
+            label, ino = split_quota_work(key)
+            try:
+                await self._directory(label, ino)
+                done += 1
+            except (msgspec.MsgspecError, errors.DeadlineExceeded, errors.OutcomeUnknown) as error:
+                _log.warning("directory %d can't be counted for quota %d yet: %s", ino, label, error)
+        return done
 
     async def _directory(self, label: int, ino: int) -> None:
         limit = PAGE
@@ -103,7 +109,11 @@ async def count_page(txn: Transaction, label: int, ino: int, limit: int) -> int:
     pairs = await txn.range(*dirent_span(ino, done), limit)
     for _, value in pairs:
         child = decode_dirent(value).ino
-        found = await find_inode(txn, child)
+        try:
+            found = await find_inode(txn, child)
+        except msgspec.MsgspecError as error:  # fsck tells it; the others are counted
+            _log.warning("inode %d of directory %d can't be read and isn't counted: %s", child, ino, error)
+            continue
         if found is None or found.quota == label or await quota.find_quota(txn, found.quota) is not None:
             continue  # the last: a file that has a name elsewhere, too, and is counted there
         await quota.adopt(txn, child, found, label, record)

@@ -44,6 +44,7 @@ from metadata.fs.schema import (
     decode_dirent,
     decode_inode,
     decode_kv_index,
+    decode_quota,
     dirent_span,
     encode,
     ended_key,
@@ -537,7 +538,9 @@ async def still(core: Core, reader: Reader, finding: FsckFinding) -> FsckFinding
 
 
 async def _still_unreadable(reader: Reader, finding: FsckFinding) -> FsckFinding | None:
-    decode = {b"d": decode_dirent, b"i": decode_inode, b"q": decode_kv_index}.get(finding.key[:1])
+    decode = {b"d": decode_dirent, b"i": decode_inode, b"q": decode_kv_index, b"Q": decode_quota}.get(
+        finding.key[:1]
+    )
     data = await reader.get(finding.key)
     if decode is None or data is None:
         return None

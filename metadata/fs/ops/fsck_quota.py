@@ -7,6 +7,7 @@ is mended by counting the directory anew under a new id, beside its users, as wh
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -73,11 +74,16 @@ async def quotas(snap: Snapshot, after: bytes) -> FsckPage:
         if key[:2] not in (b"Qb", b"Qe", b"Ql", b"Qs") or label in judged:
             continue
         judged.add(label)
-        finding = await _judge_quota(snap, label)
-        page.findings += [finding] if finding is not None else []
+        with contextlib.suppress(msgspec.MsgspecError):  # told below
+            finding = await _judge_quota(snap, label)
+            page.findings += [finding] if finding is not None else []
     for key, value in pairs:
         if key[:2] == b"Ql":
-            record = decode_quota(value)
+            try:
+                record = decode_quota(value)
+            except msgspec.MsgspecError as error:
+                page.findings.append(fsck.unreadable(key, 0, error))
+                continue
             used_bytes, used_entries = await quota.usage(snap.get, quota_in_key(key))
             stamp = await _stamp(snap, quota_in_key(key))
             rows.append(
@@ -87,6 +93,14 @@ async def quotas(snap: Snapshot, after: bytes) -> FsckPage:
             )
     page.rows = b"".join(rows)
     return page
+
+
+async def _find(reader: Reader, label: int) -> QuotaRecord | None:
+    """The quota; None also if its record can't be read, which is told where quotas are looked at."""
+    try:
+        return await quota.find_quota(reader, label)
+    except msgspec.MsgspecError:
+        return None
 
 
 async def _judge_quota(reader: Reader, label: int) -> FsckFinding | None:
@@ -151,7 +165,7 @@ async def charges(snap: Snapshot, after: bytes) -> FsckPage:
             continue  # which is told where inodes are looked at
         label = inode.quota
         if label not in records:
-            records[label] = await quota.find_quota(snap, label)
+            records[label] = await _find(snap, label)
         record = records[label]
         if record is None or record.ino == ino:
             continue
@@ -166,7 +180,7 @@ async def charges(snap: Snapshot, after: bytes) -> FsckPage:
 async def _judge_charge(reader: Reader, ino: int) -> FsckFinding | None:
     """What nobody writes is charged its length. What has no name is nobody's concern: it is collected."""
     inode = await find_inode(reader, ino)
-    record = None if inode is None else await quota.find_quota(reader, inode.quota)
+    record = None if inode is None else await _find(reader, inode.quota)
     if inode is None or record is None or record.ino == ino:
         return None
     if await reader.range(*writers_span(ino), 1) or await reader.get(garbage_key(ino)) is not None:
@@ -198,8 +212,8 @@ async def judge_labels(
         parent, child = inodes[entry.parent], inodes[entry.ino]
         if parent is None or child is None or not parent.quota or parent.quota == child.quota:
             continue
-        record = await quota.find_quota(reader, parent.quota)
-        if record is None or record.state != READY or await quota.find_quota(reader, child.quota) is not None:
+        record = await _find(reader, parent.quota)
+        if record is None or record.state != READY or await _find(reader, child.quota) is not None:
             continue  # the last: it has a name elsewhere, too, and is counted there
         found.append(
             FsckFinding(

@@ -16,6 +16,7 @@ from ffs.client.fsck import SUM, USAGE, judge_usage
 from ffs.proto import meta
 from ffs.proto.common import Creds
 from ffs.proto.quota import COUNTING, GetQuota, QuotaView, Reserve, SetQuota
+from metadata.fs.fsck import UNREADABLE
 from metadata.fs.ops import fsck_quota
 from metadata.fs.schema import (
     SUB_CHARGED,
@@ -256,6 +257,16 @@ def test_a_repair_that_comes_too_late_does_nothing() -> None:
         await w.me(meta.MkDir(path=b"/d/later"))
         assert not (await w.me(meta.FsckRepair(finding=finding))).done
         assert (await quota(w)).quota == view.quota
+
+    run(test)
+
+
+def test_a_record_that_cant_be_read() -> None:
+    async def test(w: World) -> None:
+        view = await begin(w)
+        await w.write((quota_key(view.quota), b"\xc1"))
+        report = await w.check()
+        assert [(each.kind, each.key) for each in report.findings] == [(UNREADABLE, quota_key(view.quota))]
 
     run(test)
 

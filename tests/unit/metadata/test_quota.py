@@ -35,7 +35,7 @@ from metadata.fs.collector import Collector
 from metadata.fs.namespace import Namespace
 from metadata.fs.quota import MIB, ahead_of
 from metadata.fs.quota_sweep import QuotaSweeper, count_page
-from metadata.fs.schema import QUOTA_WORK, split_quota_work
+from metadata.fs.schema import QUOTA_WORK, inode_key, split_quota_work
 from metadata.fs.sessions import SessionSweeper
 from metadata.kv import open_store
 from metadata.kv.contract import Store, Transaction
@@ -623,6 +623,33 @@ async def page(w: World, limit: int = 1) -> bool:
     await w.store.run(lambda txn: count_page(txn, label, ino, limit))
     await w.check()
     return True
+
+
+def test_what_cant_be_read_holds_up_nothing_else() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        namespace, _, chains = await make_namespace(store)
+        w = World(store, namespace, chains, await Caller.connect(namespace))
+        for name in (b"/p", b"/q"):
+            await w(meta.MkDir(path=name + b"/d", parents=True))
+            for index in range(3):
+                await w.make(name + b"/d/%d" % index, 1000)
+            await w.limit(name)
+        bad = (await w(meta.Stat(path=b"/p/d/1"))).attributes.ino
+        entry = next(key for key, _ in await w.pairs() if key[:1] == b"d" and key[9:] == b"2")
+
+        async def damage(txn: Transaction) -> None:
+            txn.set(inode_key(bad), b"\xc1")
+            txn.set(entry, b"\xc1")  # the directory itself can't be counted to its end
+
+        await store.run(damage)
+        sweeper = QuotaSweeper(store)
+        while await sweeper.step():
+            pass
+        views = [await w.view(path) for path in (b"/p", b"/q")]
+        assert [view and (view.used_entries, view.state) for view in views] == [(1, COUNTING), (4, READY)]
+
+    asyncio.run(main())
 
 
 def test_counting_goes_on_where_it_was_cut_off() -> None:
