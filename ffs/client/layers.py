@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from fcntl import LOCK_UN
+from fcntl import LOCK_EX, LOCK_SH, LOCK_UN
 from types import TracebackType
 from typing import Any
 
@@ -25,10 +25,16 @@ class _Layer:
         self.flush()  # type: ignore[attr-defined]
 
     def flock(self, operation: int) -> None:
-        """As fcntl.flock: `File.flock`. What is buffered is written before a lock ends."""
+        """As fcntl.flock: `File.flock`. What is buffered is written before a lock ends; what a binary file
+        had in its buffer is forgotten when it has one."""
         if operation & LOCK_UN:
             self.flush()  # type: ignore[attr-defined]
         self.raw_file.flock(operation)
+        if operation & (LOCK_SH | LOCK_EX):
+            self._forget_read()
+
+    def _forget_read(self) -> None:
+        """Empty the buffer of what was read."""
 
     def discard(self) -> None:
         """Close without publishing an atomic file; other files are closed as by `close`."""
@@ -63,6 +69,13 @@ class _Layer:
                 self.discard()
 
 
+def _seek_afresh(file: io.BufferedReader | io.BufferedRandom) -> None:
+    """Within its buffer, io's seek keeps it; from the end it doesn't."""
+    position = file.tell()
+    file.seek(0, io.SEEK_END)
+    file.seek(position)
+
+
 class FileReader(_Layer, io.BufferedReader):
     """`ffs.open(path, "rb")`."""
 
@@ -73,6 +86,9 @@ class FileReader(_Layer, io.BufferedReader):
     @property
     def raw_file(self) -> File:
         return self.raw  # type: ignore[return-value]
+
+    def _forget_read(self) -> None:
+        _seek_afresh(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         raw = self.raw_file
@@ -125,6 +141,9 @@ class FileRandom(_Layer, io.BufferedRandom):
         super().flush()
         if not self._closing:
             self.raw.flush()
+
+    def _forget_read(self) -> None:
+        _seek_afresh(self)
 
 
 class FileText(_Layer, io.TextIOWrapper):

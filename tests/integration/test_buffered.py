@@ -152,6 +152,11 @@ def test_the_holder_of_a_lock_sees_what_the_last_one_wrote(
         writer.flock(fcntl.LOCK_UN)
         reader.flock(fcntl.LOCK_SH)
         assert reader.read(CHUNK * 40) == b"n" * CHUNK * 40
+        reader.flock(fcntl.LOCK_UN)
+        assert reader.read(10) == data[CHUNK * 56 : CHUNK * 56 + 10]  # and more of it is in the buffer
+        writer.pwrite(b"m" * 10, CHUNK * 56 + 10)
+        reader.flock(fcntl.LOCK_SH)
+        assert reader.read(20) == b"m" * 10 + data[CHUNK * 56 + 20 : CHUNK * 56 + 30]
 
 
 def test_nothing_is_published_before_a_flush_and_all_after(
