@@ -30,6 +30,9 @@ FFS_TEST_SCALE=5 until_over $python -m pytest tests/model/test_namespace_machine
 echo "soak: one call of more than 4 GiB"
 FFS_BIG_CALL=$(((1 << 32) + 1)) $python -m pytest tests/integration/test_files.py -k 2_gib
 
+echo "soak: clients that are killed, come and go, or have few descriptors"
+FFS_KILLS=300 FFS_CONNECTS=10000 FFS_OPEN_FILES=100000 $python -m pytest tests/integration/test_client_limits.py
+
 echo "soak: a directory of a million entries"
 FFS_LARGE_ENTRIES=1000000 $python -m pytest -s tests/unit/metadata/test_large_directories.py -k a_large_directory
 
