@@ -17,16 +17,30 @@ bool word_is_zero(const uint8_t* at) {
   return word == 0;
 }
 
-void make_zeros(uint8_t* memory, uint32_t length) {
+constexpr uintptr_t kPageBytes = 64u << 10;
+
+}  // namespace
+
+void NullIo::remember(const void* memory, uint32_t length) {
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  for (uintptr_t page = begin / kPageBytes; page * kPageBytes < begin + length; page++)
+    of_records_.insert(page);
+}
+
+void NullIo::make_zeros(uint8_t* memory, uint32_t length) const {
+  uint64_t page = UINT64_MAX;
+  bool of_records = false;
   for (uint32_t at = 0; at < length; at += kBlockBytes) {
     const uint32_t size = std::min(kBlockBytes, length - at);
     uint8_t* block = memory + at;
-    if (size >= 8 && word_is_zero(block) && word_is_zero(block + size - 8)) continue;
+    if (reinterpret_cast<uintptr_t>(block) / kPageBytes != page) {
+      page = reinterpret_cast<uintptr_t>(block) / kPageBytes;
+      of_records = of_records_.contains(page);
+    }
+    if (!of_records && size >= 8 && word_is_zero(block) && word_is_zero(block + size - 8)) continue;
     std::memset(block, 0, size);
   }
 }
-
-}  // namespace
 
 Result<std::unique_ptr<NullIo>> NullIo::create(const Options& options) {
   std::unique_ptr<NullIo> io(new NullIo);
@@ -72,6 +86,7 @@ void NullIo::read(Op* op, File file, uint64_t offset, void* memory, uint32_t len
   if (null == nullptr) return UringIo::read(op, file, offset, memory, length, region);
   if (offset < null->from) {
     FFS_CHECK(offset + length <= null->from);
+    remember(memory, length);
     return end(op, OpKind::read, length,
                ::pread(null->cached.get(), memory, length, static_cast<off_t>(offset)));
   }
@@ -84,6 +99,7 @@ void NullIo::write(Op* op, File file, uint64_t offset, const void* memory, uint3
   if (null == nullptr) return UringIo::write(op, file, offset, memory, length, region);
   if (offset >= null->from) return end(op, OpKind::write, length, length);
   FFS_CHECK(offset + length <= null->from);
+  remember(memory, length);
   end(op, OpKind::write, length, ::pwrite(null->cached.get(), memory, length, static_cast<off_t>(offset)));
 }
 

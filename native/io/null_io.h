@@ -5,14 +5,16 @@
 //   page cache: it outlives the process, not a power cut. Nothing is flushed.
 // - beyond it nothing is stored. Writes and discards are over at once; a read leaves the buffer as it is
 //   where that holds zeros already, else makes it zeros: whoever writes nothing but zeros gets them back
-//   with the right checksums. Whether a block holds zeros is judged by its first and last eight bytes. A
-//   client's memory (Region::foreign) is neither looked at nor written.
+//   with the right checksums. Whether a block holds zeros is judged by its first and last eight bytes, but
+//   for memory that records have passed through, which is always zeroed. A client's memory (Region::foreign)
+//   is neither looked at nor written.
 //
 // Threads as io/io.h. What is over at once runs in the next pass of run_once, like any completion, and
 // doesn't wait for a Gate.
 #pragma once
 
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 #include "base/fd.h"
@@ -40,9 +42,12 @@ class NullIo final : public UringIo {
   };
   NullIo() = default;
   Null* null_of(File file);
+  void remember(const void* memory, uint32_t length);
+  void make_zeros(uint8_t* memory, uint32_t length) const;
   void end(Op* op, OpKind kind, uint32_t length, int64_t moved);
 
-  std::vector<Null> nulls_;  // by file index
+  std::vector<Null> nulls_;                   // by file index
+  std::unordered_set<uintptr_t> of_records_;  // memory that may hold anything, by its address / kPageBytes
 };
 
 }  // namespace ffs::io

@@ -115,3 +115,13 @@ TEST_CASE("other files of the same Io are what they are, and other backends have
   REQUIRE(other.ok());
   CHECK((*other)->make_null(File{0}, kLine).error().code == ENOTSUP);
 }
+
+TEST_CASE("memory that records passed through is zeroed whole") {
+  World w;
+  REQUIRE(w.io->make_null(w.file, kLine).ok());
+  std::memset(w.memory, 0, kBytes);
+  w.memory[kBlockBytes / 2] = 7;
+  CHECK(w.run(true, 0, w.memory, kBytes) == int32_t{kBytes});
+  CHECK(w.run(false, kLine, w.memory, kBytes) == int32_t{kBytes});
+  CHECK(w.memory[kBlockBytes / 2] == 0);
+}
