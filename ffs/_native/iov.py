@@ -5,6 +5,7 @@ docs/ring.md, Iov.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from types import TracebackType
@@ -21,6 +22,14 @@ __all__ = ["Iov", "IovSlice"]
 # Memory whose Iov and views went while requests still used it: freed at a later chance.
 _limbo: list[Any] = []
 _limbo_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _limbo_lock
+    _limbo_lock = threading.Lock()  # a thread that doesn't exist here may hold the old one
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _Handle:

@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from ffs import errors
+from ffs._native import iov as iov_module
 from ffs._native.iov import Iov
 from ffs._native.ring import CQE_DTYPE, SQE_DTYPE, check_layout
 
@@ -180,3 +182,18 @@ def test_numpy_layouts_are_checked_against_c() -> None:
     swapped = np.dtype([(n, SQE_DTYPE[n]) for n in names])
     with pytest.raises(ImportError, match="fields"):
         check_layout(swapped, "ffs_sqe")
+
+
+def test_a_child_of_fork_makes_its_own_while_a_thread_was_making_one() -> None:
+    """S26: the lock of what waits to be freed was held by a thread that the child doesn't have."""
+    with iov_module._limbo_lock:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(10)
+                with Iov(4096) as iov:
+                    code = 0 if len(iov) == 4096 else 2
+            finally:
+                os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
