@@ -147,6 +147,8 @@ class NativeClient:
     hedge_after_ms: when, 0 for adaptive. Connects nowhere. Any thread.
     """
 
+    _raw: Any = None
+
     def __init__(
         self,
         client_id: int,
@@ -163,7 +165,6 @@ class NativeClient:
         hedge_percent: int = 5,
         hedge_after_ms: int = 0,
     ) -> None:
-        self._raw: Any = None
         self.client_id = client_id
         if transport not in _TRANSPORTS:
             raise InvalidArgument(f"transport {transport!r}: give one of {', '.join(_TRANSPORTS)}")
@@ -213,10 +214,10 @@ class NativeClient:
         check(lib.ffs_client_drop_capability(self.raw, capability))
 
     def close(self) -> None:
-        """Idempotent. Rings that still exist keep what they need."""
-        if self._raw is not None:
-            lib.ffs_client_destroy(self._raw)
-            self._raw = None
+        """Idempotent, from any thread. Rings that still exist keep what they need."""
+        raw = self.__dict__.pop("_raw", None)  # in one step
+        if raw is not None:
+            lib.ffs_client_destroy(raw)
 
     def __del__(self) -> None:
         if getattr(self, "_raw", None) is not None:
@@ -257,8 +258,9 @@ class Ring:
     every call but close raises FfsError with EOWNERDEAD: make a fresh one there.
     """
 
+    _raw: Any = None
+
     def __init__(self, client: NativeClient, entries: int) -> None:
-        self._raw: Any = None
         options = ffi.new("ffs_ring_options*")
         options.struct_size = ffi.sizeof("ffs_ring_options")
         if not 0 < entries <= 65536:
@@ -389,10 +391,16 @@ class Ring:
         return RingStats(**{name: int(getattr(out, name)) for name in RingStats.__slots__})
 
     def close(self) -> None:
-        """Cancels what is in flight and waits until no server can touch its buffers. Idempotent."""
-        if self._raw is not None:
-            check(lib.ffs_ring_destroy(self._raw))
-            self._raw = None
+        """Cancels what is in flight and waits until no server can touch its buffers. Idempotent; of several
+        threads that close it at once one does, the others return at once. Busy: another thread is inside."""
+        raw = self.__dict__.pop("_raw", None)  # in one step
+        if raw is None:
+            return
+        try:
+            check(lib.ffs_ring_destroy(raw))
+        except FfsError:
+            self._raw = raw
+            raise
 
     def __enter__(self) -> Self:
         return self
