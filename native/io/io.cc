@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "io/null_io.h"
@@ -231,15 +232,28 @@ void Io::offload(Offload* offload) {
   offload->op.kind = OpKind::offload;
   offload->next = nullptr;
   in_flight_++;
-  std::lock_guard lock(shared->mutex);
+  std::unique_lock lock(shared->mutex);
   FFS_CHECK(!shared->stopping);
+  if (!shared->helper.joinable() && !start_helper()) {
+    // Without a helper nothing is queued. Doing it here may block, but it is done.
+    lock.unlock();
+    offload->op.result = offload->work(offload);
+    hand_back(&offload->op);
+    return;
+  }
   if (shared->work_tail != nullptr) {
     shared->work_tail->next = offload;
   } else {
     shared->work_head = offload;
   }
   shared->work_tail = offload;
-  if (!shared->helper.joinable()) {
+  shared->work_arrived.notify_one();
+}
+
+// False: no thread is to be had, by a limit of processes or of memory. The next offload tries again.
+bool Io::start_helper() {
+  Shared* shared = shared_.get();
+  try {
     shared->helper = std::thread([this, shared] {
       for (;;) {
         Offload* work;
@@ -255,8 +269,10 @@ void Io::offload(Offload* offload) {
         hand_back(&work->op);
       }
     });
+  } catch (const std::system_error&) {
+    return false;
   }
-  shared->work_arrived.notify_one();
+  return true;
 }
 
 void Io::stop_helper() {

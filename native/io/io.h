@@ -217,6 +217,7 @@ class Io {
   int run_ready();
   int event_fd() const;    // readable after post and wake
   void take_posted();      // moves posted ops into the ready queue
+  bool start_helper();     // under the lock; false: no thread is to be had
   void stop_helper();      // joins the helper thread; derived destructors call it first
   void hand_back(Op* op);  // a finished op, from any thread
   void start_discard(Op* op, int fd, uint64_t offset, uint64_t length);

@@ -1,12 +1,14 @@
 """One storage node as a process, told what to do by JSON lines: the native server without a manager.
 
 Usage: python node.py DIRECTORY NODE CLUSTER_HEX TARGET... Prints its shard, then one answer a line.
+FFS_NODE_POOL is the size of its pool of buffers, in bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +24,8 @@ def main() -> None:
         device_format(
             device, cluster=cluster, targets=[int(t) for t in sys.argv[4:]], size_bytes=6 << 30, sparse=True
         )
-    with NativeServer(node, 1, cluster, socket_dir=directory) as server:
+    pool = int(os.environ.get("FFS_NODE_POOL", "0"))
+    with NativeServer(node, 1, cluster, socket_dir=directory, pool_bytes=pool) as server:
         shard = server.add_device(device)
         server.start()
         print(json.dumps({"port": shard.port, "socket_path": shard.socket_path}), flush=True)
@@ -42,7 +45,7 @@ def main() -> None:
                     [TargetRoute(**t) for t in order["targets"]],
                 )
             elif order["do"] == "report":
-                answer = [dataclasses.asdict(report) for report in server.report()]
+                answer = [report._asdict() for report in server.report()]
             elif order["do"] == "metrics":
                 answer = dataclasses.asdict(server.metrics(0))
             elif order["do"] == "fence":
