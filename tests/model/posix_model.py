@@ -251,8 +251,8 @@ class ModelFs:
     def write(self, user: User, path: bytes, offset: int, length: int) -> int:
         """Opens what is there, writes zeros, closes; returns the length after."""
         node = self._open(user, path, 0, False, False, False, write=True)
-        if length:
-            node.length = max(node.length, offset + length)
+        if length and offset + length > node.length:
+            self.resize(node, offset + length)
         return node.length
 
     def read(self, user: User, path: bytes) -> int:
@@ -264,6 +264,10 @@ class ModelFs:
         if node.kind == "dir":
             raise fail(errno.EISDIR)
         self.demand(node, user, 2)
+        self.resize(node, length)
+
+    def resize(self, node: Node, length: int) -> None:
+        """What a quota would say comes here (quota_model.py)."""
         node.length = length
 
     def open_handle(self, user: User, handle: int, path: bytes, mode: int) -> None:
@@ -279,10 +283,11 @@ class ModelFs:
 
     def handle_write(self, handle: int, offset: int, length: int) -> None:
         node = self.open[handle]
-        node.length = max(node.length, offset + length)
+        if offset + length > node.length:
+            self.resize(node, offset + length)
 
     def handle_truncate(self, handle: int, length: int) -> None:
-        self.open[handle].length = length
+        self.resize(self.open[handle], length)
 
     def handle_stat(self, handle: int) -> tuple[Any, ...]:
         return self.describe(self.open[handle])
@@ -306,8 +311,7 @@ class ModelFs:
             raise fail(errno.EISDIR)
         self.drop(where, name)
 
-    @staticmethod
-    def drop(where: Node, name: bytes) -> None:
+    def drop(self, where: Node, name: bytes) -> None:
         where.entries.pop(name).names -= 1
 
     def rmdir(self, user: User, path: bytes) -> None:
@@ -374,18 +378,24 @@ class ModelFs:
                 self.demand(new, user, 2)
         if flags & EXCHANGE:
             assert new is not None
+            self.cross(old_dir, new_dir, old, new)
             old_dir.entries[old_name], new_dir.entries[new_name] = new, old
             for node, where in ((old, new_dir), (new, old_dir)):
                 if node.kind == "dir":
                     node.parent = where
             return
+        if new is not None and new.kind == "dir" and new.entries:
+            raise fail(errno.ENOTEMPTY)
+        self.cross(old_dir, new_dir, old, None)
         if new is not None:
-            if new.kind == "dir" and new.entries:
-                raise fail(errno.ENOTEMPTY)
             self.drop(new_dir, new_name)
         new_dir.entries[new_name] = old_dir.entries.pop(old_name)
         if old.kind == "dir":
             old.parent = new_dir
+
+    def cross(self, old_dir: Node, new_dir: Node, old: Node, new: Node | None) -> None:
+        """`old` goes from one directory to the other, `new` the other way: all that could forbid it has been
+        asked, but for quotas (quota_model.py)."""
 
     def chain(self, node: Node) -> list[Node]:
         """The directory and all above it."""
