@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         NotEmpty,
         NotFound,
         OutcomeUnknown,
+        QuotaExceeded,
         Unreachable,
         WrongCluster,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "NotEmpty",
     "NotFound",
     "OutcomeUnknown",
+    "QuotaExceeded",
     "Unreachable",
     "WrongCluster",
     "connect",

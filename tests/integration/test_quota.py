@@ -13,8 +13,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -548,16 +546,3 @@ def test_a_move_that_cant_be_changes_nothing(client: Client, home: str, full: st
     until(lambda: client.listdir(full) == ["u"], lambda: client.listdir(full))
     settled(client, full)
     assert walked(client, home)[0] == before[0]
-
-
-def test_the_shell_completes_the_verbs(address: str) -> None:
-    said = subprocess.run(
-        [sys.executable, "-m", "ffs", "--cluster", address, "shell"],
-        input="quota ls\n",
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=True,
-    )
-    assert said.stderr == ""
