@@ -49,6 +49,7 @@ EXPECTED = (
     errors.CrossDevice,
     errors.QuotaExceeded,
     errors.InvalidArgument,
+    errors.SymlinkLoop,
     errors.NotPermitted,  # a directory has one name only
     errors.BadHandle,
     errors.Fenced,
