@@ -57,19 +57,25 @@ class Ior:
 
     entries: how many pieces (a request's chunks) may be prepared or in flight, a power of two up to 65536.
     kind: "read" or "write". depth: 0 - requests go out at submit and wait; n - also by themselves whenever
-    n are prepared. One thread at a time. In a child of fork: make a fresh one. Every write that is
+    n are prepared. priority: 0, the most urgent, to 255: who comes first where a server's buffers are all in
+    use. One thread at a time. In a child of fork: make a fresh one. Every write that is
     reported done is durable on all replicas; its length is published by the file's flush or close.
     """
 
-    def __init__(self, client: Client, entries: int, kind: str = "read", depth: int = 0) -> None:
+    def __init__(
+        self, client: Client, entries: int, kind: str = "read", depth: int = 0, priority: int = 0
+    ) -> None:
         if kind not in ("read", "write"):
             raise InvalidArgument(f'kind {kind!r}: give "read" or "write"')
         if entries < 1 or entries > 65536 or entries & (entries - 1):
             raise InvalidArgument(f"entries {entries}: give a power of two up to 65536")
         if depth < 0 or depth > entries:
             raise InvalidArgument(f"depth {depth}: give 0 to {entries}, the ring's entries")
+        if not 0 <= priority <= 255:
+            raise InvalidArgument(f"priority {priority}: give 0 (the most urgent) to 255")
         self.client = client
         self.kind = kind
+        self.priority = priority
         self.entries = entries
         self.depth = depth
         self._ring = Ring(client.native, entries)
@@ -164,6 +170,8 @@ class Ior:
         numbers = self._table.offer(len(at))
         sqes = sqes[: len(numbers)]
         sqes["userdata"] = numbers
+        if self.priority:
+            sqes["priority"] = self.priority
         taken = self._ring.prepare(sqes)
         self._table.take(numbers[:taken], user[:taken], (at + size)[:taken], [file], _NO_INTS, iov)
         self._prepared += taken
@@ -188,6 +196,8 @@ class Ior:
             sqes = sqes[: first[real[len(numbers)]]]
             real = real[: len(numbers)]
         sqes["userdata"][first[real]] = numbers
+        if self.priority:
+            sqes["priority"] = self.priority
         taken_sqes = self._ring.prepare(sqes)
         taken = int(np.searchsorted(first + counts, taken_sqes, side="right"))
         if len(numbers) < int((counts > 0).sum()):

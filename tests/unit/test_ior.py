@@ -116,6 +116,8 @@ def ring(client: PlainClient, entries: int = 16, **options: Any) -> Ior:
         ({"kind": "both"}, "kind"),
         ({"depth": -1}, "depth"),
         ({"depth": 17}, "depth"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 256}, "priority"),
     ],
 )
 def test_impossible_rings_are_refused(client: PlainClient, options: dict[str, Any], word: str) -> None:
@@ -318,6 +320,23 @@ def test_depth_submits_by_itself(client: PlainClient, file: PlainFile, iov: Iov)
         for i in range(7):
             ior.prepare(file, i, iov[i : i + 1], i)
         assert ior.stats().submitted == 6
+
+
+def test_a_rings_priority_is_that_of_its_requests(
+    client: PlainClient, file: PlainFile, iov: Iov, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given in (0, 7, 255):
+        with ring(client, priority=given) as ior:
+            seen: list[int] = []
+            prepare = ior._ring.prepare
+            monkeypatch.setattr(
+                ior._ring,
+                "prepare",
+                lambda sqes, seen=seen, prepare=prepare: seen.extend(sqes["priority"]) or prepare(sqes),
+            )
+            ior.prepare(file, 0, iov[0:10])  # in one chunk, and over three
+            ior.prepare(file, CHUNK - 5, iov[0 : CHUNK + 10])
+            assert seen == [given] * 4
 
 
 def test_one_thread_at_a_time(client: PlainClient, file: PlainFile, iov: Iov) -> None:
