@@ -60,12 +60,21 @@ class Target {
     Bytes content;
   };
 
+  // A read that the replica let begin at once.
+  struct AtOnce {
+    ClientRead request;
+    ChunkFacts facts;
+    ChainVersion judged_in;
+  };
+  static constexpr OpId kFirstAtOnce = OpId{1} << 62;  // no op of the replica has such a number
+
   // sim_events.cc
   void restart();
   bool dispatch(EventType type, Reader& in);
   bool configure(Reader& in, bool proposed);
   bool client_update(Reader& in);
   bool client_read(Reader& in);
+  bool end_at_once(const AtOnce& read, Outcome outcome, Bytes content);
   bool client_space(Reader& in, EventType type);
   bool message(Reader& in);
   bool disk(Reader& in);
@@ -125,6 +134,8 @@ class Target {
   uint64_t last_buffer_ = 0;
   std::unordered_map<uint64_t, Bytes> buffers_;
   std::unordered_map<OpId, Started> started_;
+  std::unordered_map<OpId, AtOnce> at_once_;
+  uint64_t last_at_once_ = 0;
   std::unordered_map<RequestToken, Bytes> content_;
   Bytes out_;
 };
