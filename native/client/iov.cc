@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/contiguous.h"
+
 namespace ffs::client {
 
 namespace {
@@ -68,7 +70,11 @@ Result<std::unique_ptr<Iov>> Iov::create(const IovOptions& options) {
   FFS_TRY_STATUS(iov->place(options.numa_node));
   const uint64_t extents = (iov->size() + kExtentBytes - 1) / kExtentBytes;
   iov->regions_.reset(new std::atomic<uint64_t>[extents]);
-  for (uint64_t i = 0; i < extents; i++) iov->regions_[i] = next_region.fetch_add(1);
+  iov->gathered_.reset(new std::atomic<bool>[extents]);
+  for (uint64_t i = 0; i < extents; i++) {
+    iov->regions_[i] = next_region.fetch_add(1);
+    iov->gathered_[i] = options.fd >= 0;  // whoever made it has seen to that
+  }
   return iov;
 }
 
@@ -104,6 +110,11 @@ Status Iov::place(int numa_node) {
                      errno == EINVAL ? "the NUMA node doesn't exist" : "placing memory on the NUMA node");
   }
   return ok_status();
+}
+
+void Iov::gather(uint64_t extent) {
+  if (gathered_[extent].exchange(true)) return;
+  gather_pages(data() + extent_begin(extent), extent_bytes(extent), /*alone=*/true);
 }
 
 bool Iov::take_back(uint64_t offset, uint64_t length) {

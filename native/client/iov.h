@@ -56,6 +56,9 @@ class Iov {
   // The region id under which an extent is registered now. Changes when a slice is taken back.
   uint64_t region(uint64_t extent) const { return regions_[extent].load(std::memory_order_acquire); }
 
+  // Before an extent is lent for the first time: its pages are brought in side by side (base/contiguous.h).
+  void gather(uint64_t extent);
+
   // Takes [offset, offset + length) (a direct_slice) back from whoever may still write into its
   // pages: they leave the memfd, new ones (zeros) take their place, and the extent gets a new
   // region id. False: a server can touch the slice still (the kernel kept the pages).
@@ -77,6 +80,7 @@ class Iov {
   uint64_t serial_ = 0;
   std::unique_ptr<std::atomic<uint64_t>[]> regions_;  // by extent
   std::atomic<uint64_t> uses_{0};
+  std::unique_ptr<std::atomic<bool>[]> gathered_;  // by extent: its pages
 };
 
 // The Iovs that exist, so that a handle can be checked before it is used and rings can drop the

@@ -161,6 +161,7 @@ void Link::register_extent(Iov& iov, uint64_t extent, uint64_t id) {
       break;
     }
   }
+  iov.gather(extent);
   Fd fd(::fcntl(iov.fd(), F_DUPFD_CLOEXEC, 0));  // the Iov may go before the frame does
   regions_[id] = {fd.valid() ? RegionState::kAsked : RegionState::kRefused, iov.serial(), extent};
   if (!fd.valid()) return;

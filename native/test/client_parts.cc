@@ -293,6 +293,34 @@ TEST_CASE("taking a slice back: new pages for us, the old ones stay with who hol
   ::close(ends[1]);
 }
 
+// Two megabytes side by side are one large page for a moment; if they stayed one, a slice of it couldn't be
+// taken back while a server holds another.
+TEST_CASE("gathered pages keep their bytes, and are taken back one by one while others are held") {
+  constexpr size_t kBytes = 6u << 20;
+  IovOptions options;
+  options.size_bytes = kBytes;
+  auto iov = std::move(*Iov::create(options));
+  for (size_t i = 0; i < kBytes; i += 8) std::memcpy(iov->data() + i, &i, 8);
+  iov->gather(0);
+  int pipe[2];
+  REQUIRE(::pipe(pipe) == 0);
+  for (const size_t large : {size_t{0}, size_t{2} << 20, size_t{4} << 20}) {
+    iovec held{iov->data() + large + 40960, 4096};
+    REQUIRE(::vmsplice(pipe[1], &held, 1, 0) == 4096);  // holds the page
+    for (const size_t page : {size_t{0}, size_t{36864}, size_t{45056}, (size_t{2} << 20) - 4096}) {
+      CHECK(iov->take_back(large + page, 4096));
+      for (size_t i = 0; i < 4096; i++) REQUIRE(iov->data()[large + page + i] == 0);
+      for (size_t i = 0; i < 4096; i += 8) {
+        const size_t at = large + page + i;
+        std::memcpy(iov->data() + at, &at, 8);
+      }
+    }
+  }
+  for (size_t i = 0; i < kBytes; i += 8) REQUIRE(std::memcmp(iov->data() + i, &i, 8) == 0);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
 TEST_CASE("the registry: no destroying while used, no using what is gone") {
   IovOptions options;
   options.size_bytes = 4096;
