@@ -96,5 +96,7 @@ class WriterRoom:
             return True
 
     def after_fork_in_child(self) -> None:
-        """The lock may be held by a thread that doesn't exist here."""
+        """What the parent has reserved is the parent's: the child asks, and opens the file again by that. The
+        lock may be held by a thread that doesn't exist here."""
         self._lock = threading.Lock()
+        self._room = Room(-1, 0)

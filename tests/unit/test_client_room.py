@@ -118,6 +118,17 @@ def test_threads_ask_once() -> None:
     assert len(session.asked) == 1
 
 
+@pytest.mark.parametrize("reserved", [NO_QUOTA, 100])
+def test_a_child_of_fork_has_nothing_of_what_its_parent_reserved(reserved: int) -> None:
+    room = WriterRoom()
+    room.begin(2, reserved)
+    assert not room.lacks(2, 5)
+    room.after_fork_in_child()
+    assert room.lacks(2, 5)
+    room.begin(2, reserved)  # it has opened the file for itself
+    assert not room.lacks(2, 5)
+
+
 def test_a_child_of_fork_isnt_stopped_by_a_thread_of_its_parent() -> None:
     session, room = FakeSession(1000), WriterRoom()
     room.begin(0, 0)
