@@ -31,7 +31,8 @@ Result<std::unique_ptr<BufferPool>> BufferPool::create(Io* io, const Options& op
   size_t pieces = std::max<size_t>(1, (options.arena_bytes + kMaxBufferBytes - 1) / kMaxBufferBytes);
   pool->arena_bytes_ = pieces * kMaxBufferBytes;
   // Private and anonymous, aligned to huge pages: one descriptor of the device's queue then takes a whole
-  // buffer, where 64 KiB of single pages take 16 (a memfd has huge pages only where an administrator says so).
+  // buffer, where 64 KiB of single pages take 16 (a memfd has huge pages only where an administrator says
+  // so).
   const size_t mapped = pool->arena_bytes_ + kHugePageBytes;
   void* mapping = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return Error::of(errno, "mapping the buffer arena");

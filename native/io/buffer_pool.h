@@ -1,5 +1,6 @@
 // Aligned memory for one shard: a buddy allocator over one piece of memory, in huge pages
-// where the kernel has them, registered with the Io when the limits of the user allow it. Not inherited by fork. Used by the shard thread only.
+// where the kernel has them, registered with the Io when the limits of the user allow it. Not inherited by
+// fork. Used by the shard thread only.
 #pragma once
 
 #include <cstdint>

@@ -112,7 +112,7 @@ class Background {
   double part_ = 0.5;   // of the share, kLeastPart to 1
   int64_t tokens_ = 0;  // bytes; below zero after a piece larger than what there was
   uint64_t refilled_us_ = 0;
-  uint32_t in_flight_ = 0;      // pieces
+  uint32_t in_flight_ = 0;  // pieces
   uint32_t in_flight_bytes_ = 0;
   uint64_t last_piece_us_ = 0;  // began or ended
   uint64_t pause_until_us_ = 0;
