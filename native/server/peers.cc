@@ -16,8 +16,8 @@ namespace {
 constexpr uint64_t kRedialMs = 100;
 }
 
-Peers::Peers(io::Io& io, Identity identity, Events events)
-    : io_(io), identity_(std::move(identity)), events_(events) {}
+Peers::Peers(io::Io& io, Identity identity, Events events, uint64_t stall_ms)
+    : io_(io), identity_(std::move(identity)), events_(events), stall_ms_(stall_ms) {}
 
 Peers::~Peers() {
   FFS_CHECK(open_lanes_ == 0);
@@ -92,7 +92,9 @@ void Peers::flush(size_t most_recovery_bytes) {
 
 void Peers::flush_lane(Lane& lane, size_t most_bytes) {
   if (lane.state != Lane::State::kHello && lane.state != Lane::State::kUp) return;
+  const size_t queued = lane.connection.queue.pending_bytes();
   auto sent = lane.connection.flush(&released_, most_bytes);
+  lane.sent_bytes += queued - lane.connection.queue.pending_bytes();
   for (uint64_t token : released_) events_.released(events_.owner, token);
   released_.clear();
   if (!sent.ok()) return close_lane(lane, sent.error().what);
@@ -103,10 +105,29 @@ void Peers::tick(uint64_t now_ms) {
   now_ms_ = now_ms;
   forget_unwanted();
   if (closed_) return;
+  end_stalled(now_ms - std::exchange(ticked_ms_, now_ms));
   for (auto& [key, peer] : peers_) {
     for (uint32_t i = 0; i < kMaxLanes; i++) {
       Lane& lane = peer->lanes[i];
       if (used(i) && lane.state == Lane::State::kIdle && now_ms >= lane.retry_at_ms) dial(lane, now_ms);
+    }
+  }
+}
+
+// slept_ms: since this was last looked at. What was stopped itself judges nobody by that time.
+void Peers::end_stalled(uint64_t slept_ms) {
+  if (stall_ms_ == 0) return;
+  for (auto& [key, peer] : peers_) {
+    for (Lane& lane : peer->lanes) {
+      if (lane.state != Lane::State::kHello && lane.state != Lane::State::kUp) continue;
+      const bool moved = lane.sent_bytes != lane.moved_bytes || lane.connection.queue.empty();
+      if (moved || slept_ms >= stall_ms_ / 4) {
+        lane.moved_bytes = lane.sent_bytes;
+        lane.moved_ms = now_ms_;
+      } else if (now_ms_ - lane.moved_ms >= stall_ms_) {
+        log(LogLevel::kInfo, "peer %s takes nothing: what waits for it is dropped", key.c_str());
+        close_lane(lane, "it takes nothing");
+      }
     }
   }
 }
@@ -134,6 +155,8 @@ void Peers::dial(Lane& lane, uint64_t now_ms) {
   lane.connection =
       net::Connection(std::move(*socket), local ? net::Transport::kLocal : net::Transport::kTcp);
   lane.state = Lane::State::kConnecting;
+  lane.sent_bytes = lane.moved_bytes = 0;
+  lane.moved_ms = now_ms;
   lane.poll = io::Poll{};
   lane.poll.ready = ready;
   lane.poll.owner = &lane;

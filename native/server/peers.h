@@ -4,7 +4,9 @@
 // other side holds up only those updates that wait for the same pool (server/buffers.h), and never
 // the notices (held, acknowledged, cancelled) that will empty it. Recovery and repair have a lane of their
 // own, so that their chunks stand in nobody's way. A lane that is down drops what it is given:
-// the replicas send again when it is back (craq/replica.h, on_peer_connected). One shard thread.
+// the replicas send again when it is back (craq/replica.h, on_peer_connected). What is queued holds buffers
+// that the shard needs for its other chains: a lane whose other side takes nothing for a failure timeout (its
+// process is stopped, its host is frozen) ends. One shard thread.
 #pragma once
 
 #include <array>
@@ -60,7 +62,8 @@ class Peers {
     void (*connected)(void* owner, TargetId target) = nullptr;
     void (*released)(void* owner, uint64_t token) = nullptr;
   };
-  Peers(io::Io& io, Identity identity, Events events);
+  // stall_ms: how long a lane may move nothing while something is queued; 0: for ever.
+  Peers(io::Io& io, Identity identity, Events events, uint64_t stall_ms = 0);
   ~Peers();  // after close() and drained()
 
   // The members that this shard talks to, with their places. Lanes to places that are no longer
@@ -93,6 +96,8 @@ class Peers {
     uint64_t features = 0;  // of the other side
     wire::ServerHello hello{};
     bool listed = false;
+    uint64_t sent_bytes = 0, moved_bytes = 0;  // since the dial: now, and when it was last seen to move
+    uint64_t moved_ms = 0;
   };
   struct Peer {
     Route place;  // of its first target
@@ -110,6 +115,7 @@ class Peers {
   void flush_lane(Lane& lane, size_t most_bytes);
   void close_lane(Lane& lane, const char* why);
   void list(Lane& lane);
+  void end_stalled(uint64_t slept_ms);
   bool all_up(const Peer& peer) const;
   bool used(uint32_t number) const { return number < lanes_ || number == kLaneSync; }
   void forget_unwanted();
@@ -122,7 +128,9 @@ class Peers {
   std::unordered_map<uint64_t, Peer*> by_target_;
   std::vector<Lane*> to_flush_, flushing_;
   std::vector<uint64_t> released_;
+  uint64_t stall_ms_;
   uint64_t now_ms_ = 0;
+  uint64_t ticked_ms_ = 0;
   uint32_t open_lanes_ = 0;
   uint32_t lanes_ = 2;  // free and down that are used
   bool closed_ = false;
