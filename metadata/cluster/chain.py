@@ -53,6 +53,8 @@ nothing to repair: a persisted version above the recorded one makes the next man
       while both are there), one that is too slow to persist, one that isn't wanted when all wanted serve.
       One that has returned: only when it is too slow to persist. A live proposal goes on leaving out whom it
       left out, until they restart.
+    - When proposals have followed each other for a while, and none was recorded - members come and go, on
+      a machine that is too busy for its timeout -, who holds and is back stays left out by the live one.
     - A syncing member whose sync has failed for a while goes offline when another one can be filled instead.
     - Promoted, as the new last one: when its source, the last serving member, says so (sync_done) in
       exactly the recorded version, all serving members hold and none leaves.
@@ -182,15 +184,17 @@ def decide(
     quiet: bool = False,
     overdue: bool = False,
     stalled: bool = False,
+    unsettled: bool = False,
 ) -> Decision:
     """What the primary of `term` does now. `seats`: of all `people_of(record)`. `proposal`: the last
     one of this chain in this term, live or not. `quiet`: nothing has changed for a while. `overdue`: the live
     proposal has waited for its members for longer than it should. `stalled`: the sync of the
-    recorded version has failed for a while."""
+    recorded version has failed for a while. `unsettled`: proposals have followed each other for a while, and
+    none was recorded."""
     check(record)
     judged = {target: judge(record, target, seats[target]) for target in people_of(record)}
     live = proposal if proposal is not None and _is_live(record, proposal, seats) else None
-    facts = Facts(record, seats, judged, live, may_sync, quiet, overdue, stalled)
+    facts = Facts(record, seats, judged, live, may_sync, quiet, overdue, stalled, unsettled)
     chosen = succession(facts)
     top = _top(record, seats, proposal)
     serving, acting = _serves(record, seats, judged)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ffs.proto.cluster import ChainRecord
 from metadata.cluster import chain as chains
-from metadata.cluster.members import Proposal, Seat, goal_of, serving_of, syncing_of
+from metadata.cluster.members import Proposal, Seat, Version, goal_of, serving_of, syncing_of, version_of
 from metadata.cluster.routing import View
 
 log = logging.getLogger("ffs.meta.chains")
@@ -47,6 +47,7 @@ class Decisions:
         self.impossible: set[int] = set()  # chains whose decision failed an assertion
         self.touched: set[int] = set()  # nodes whose configuration may have changed
         self._proposed_s: dict[int, float] = {}
+        self._unsettled: dict[int, tuple[Version, float]] = {}  # chain -> recorded version, changing since
         self._unordered_s: dict[int, float] = {}  # since when nothing but the order is wrong
         self._syncs: dict[int, tuple[int, int]] = {}  # chain -> nodes of (source, target)
         self._sources: Counter[int] = Counter()
@@ -127,6 +128,7 @@ class Decisions:
                 quiet=unordered_s is not None and now_s - unordered_s >= self._patience_s,
                 overdue=proposed_s is not None and now_s - proposed_s >= self._patience_s,
                 stalled=stalled,
+                unsettled=self._is_unsettled(record, now_s),
             )
         except AssertionError:
             if chain_id not in self.impossible:
@@ -139,7 +141,7 @@ class Decisions:
         self._log(chain_id, decision)
         self.of[chain_id] = decision
         self._act(record, decision, now_s)
-        self._note_time(chain_id, decision, now_s)
+        self._note_time(record, decision, now_s)
         self._hold_sync(view, record, decision)
         return held is not None and self._syncs.get(chain_id) != held
 
@@ -167,9 +169,17 @@ class Decisions:
             for target in serving_of(record):
                 self._pauses.pop(target, None)
 
-    def _note_time(self, chain_id: int, decision: chains.Decision, now_s: float) -> None:
+    def _is_unsettled(self, record: ChainRecord, now_s: float) -> bool:
+        version, since_s = self._unsettled.get(record.id, ((0, 0), now_s))
+        return version == version_of(record) and now_s - since_s >= self._patience_s
+
+    def _note_time(self, record: ChainRecord, decision: chains.Decision, now_s: float) -> None:
+        chain_id = record.id
         if decision.proposal is None:
             self._proposed_s.pop(chain_id, None)
+            self._unsettled.pop(chain_id, None)
+        elif self._unsettled.get(chain_id, ((0, 0), 0.0))[0] != version_of(record):
+            self._unsettled[chain_id] = version_of(record), now_s
         if decision.wants_quiet and decision.serving:
             self._unordered_s.setdefault(chain_id, now_s)
         else:

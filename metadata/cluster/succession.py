@@ -54,6 +54,7 @@ class Facts:
     quiet: bool
     overdue: bool
     stalled: bool
+    unsettled: bool
     goal: tuple[int, ...] = field(init=False)
     was_serving: tuple[int, ...] = field(init=False)
     was_syncing: int = field(init=False)
@@ -75,7 +76,7 @@ def succession(facts: Facts) -> Succession:
     if not fit:
         return _forced(facts)
     out = _left_out(facts, fit)
-    stays = tuple(m for m in fit if m not in out)
+    stays = _settled(facts, tuple(m for m in fit if m not in out))
     leaving = _leaving(facts, stays)
     steady = stays == facts.was_serving and all(judged[m] is Member.HOLDS for m in stays)
     chosen = Succession(
@@ -139,6 +140,15 @@ def _left_out(facts: Facts, fit: tuple[int, ...]) -> tuple[int, ...]:
     if all(m in out for m in fit):
         return ()  # somebody must lead
     return tuple(out)
+
+
+def _settled(facts: Facts, stays: tuple[int, ...]) -> tuple[int, ...]:
+    """Members that come and go would replace each proposal before it is persisted, for as long as they do so.
+    After a while whoever is back stays left out by the live one: it gets smaller, and then it is recorded."""
+    if not facts.unsettled or facts.live is None:
+        return stays
+    kept = serving_of(facts.live.next)
+    return tuple(m for m in stays if m in kept or facts.judged[m] is not Member.HOLDS) or stays
 
 
 def _slow(facts: Facts, live: Proposal) -> list[int]:

@@ -178,6 +178,8 @@ class Manager:
             self.term,
             quiet=now_s - self.changed_s > timeout_s / 2,
             overdue=self.live is not None and now_s - self.proposed_s > timeout_s,
+            # The third that follows one record.
+            unsettled=self.live is not None and self.live.next.counter >= self.record.counter + 3,
         )
         self.withhold = d.withhold
         self.live = d.proposal

@@ -157,6 +157,7 @@ class Manager:
             quiet=world.now - self.quiet_s > 2,
             overdue=self.proposal is not None and world.now - self.proposed_s > 5 * T,
             stalled=world.rng.random() < 0.1,
+            unsettled=world.rng.random() < 0.1,
         )
         again = decide(world.record, seats, self.proposal, self.term, may_sync=lambda s, t: True)
         assert again.action is not Action.RECORD or decision.action is Action.RECORD, (

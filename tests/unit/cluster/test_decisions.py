@@ -11,7 +11,7 @@ from test_chain import OFFLINE, A, B, C, holds, outside, record, report, seat
 
 from metadata.cluster.chain import Seat, recorded_by, version_of
 from metadata.cluster.decisions import Decisions
-from metadata.cluster.members import incarnation_in, syncing_of
+from metadata.cluster.members import incarnation_in, serving_of, syncing_of
 from metadata.cluster.routing import View
 
 T = 5.0
@@ -103,3 +103,43 @@ def test_one_whose_node_comes_back_from_a_silence_is_filled_at_once() -> None:
     world.decisions.look(world.view(), [9], before_s)
     assert world.decisions.proposals[9].version > tried
     assert syncing_of(world.decisions.proposals[9].next) == B
+
+
+def test_members_that_come_and_go_cannot_replace_each_proposal_for_ever() -> None:
+    """B and C are silent in turns, never for as long as the others take to persist that they are out."""
+    world = World("sss", 0)
+    world.seats = {m: holds(m) for m in (A, B, C)}
+    decisions = world.decisions
+    made: dict[tuple[int, int], float] = {}  # version -> when it was proposed
+    records: list[tuple[float, tuple[int, ...]]] = []
+    for step in range(80):
+        now_s = step / 2
+        silent = 0 if records else (C if step % 4 < 2 else B)
+        for target in (A, B, C):
+            kept = world.seats[target].report
+            world.seats[target] = Seat(1, target != silent, target == silent, kept)
+        decisions.look(world.view(), [9], now_s)
+        decisions.look_again(world.view(), now_s)
+        proposal = decisions.proposals.get(9)
+        if proposal is not None and proposal.base == version_of(world.record):
+            begun_s = made.setdefault(proposal.version, now_s)
+            if now_s - begun_s >= 1.0:
+                for target in (A, B, C):
+                    if target != silent:
+                        said = report(target, proposal.version, acts=version_of(world.record))
+                        world.seats[target] = seat(said)
+                decisions.look(world.view(), [9], now_s)
+        for _, one in decisions.take_batch(9):
+            world.record = recorded_by(world.record, one)
+            records.append((now_s, serving_of(world.record)))
+            decisions.landed([9])
+            for target in (A, B, C):
+                world.seats[target] = seat(
+                    report(target, version_of(world.record), acts=version_of(world.record))
+                )
+    assert not decisions.impossible
+    assert len(made) > 4  # they did replace each other
+    assert records
+    at, serving = records[0]
+    assert A in serving
+    assert 2 * T <= at <= 2 * T + 4
