@@ -5,8 +5,8 @@
 // the notices (held, acknowledged, cancelled) that will empty it. Recovery and repair have a lane of their
 // own, so that their chunks stand in nobody's way. A lane that is down drops what it is given:
 // the replicas send again when it is back (craq/replica.h, on_peer_connected). What is queued holds buffers
-// that the shard needs for its other chains: a lane whose other side takes nothing for a failure timeout (its
-// process is stopped, its host is frozen) ends. One shard thread.
+// that the shard needs for its other chains: a lane whose other side takes nothing for two failure timeouts
+// (its process is stopped, its host is frozen) ends. One shard thread.
 #pragma once
 
 #include <array>

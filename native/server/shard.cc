@@ -112,7 +112,7 @@ Status Shard::open_all() {
   identity.proves = config_.peers_prove;
   identity.key = config_.peer_key;
   peers_ = std::make_unique<Peers>(*io_, identity, Peers::Events{this, on_peer_connected, on_peer_released},
-                                   config_.failure_timeout_ms);
+                                   2 * config_.failure_timeout_ms);
 
   auto tcp = net::listen_tcp(config_.bind_host.c_str(), config_.port, config_.tcp_congestion.c_str());
   if (!tcp.ok()) {
