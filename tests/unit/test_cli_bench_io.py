@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from errno import EIO, ENOMEM
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from ffs.cli.benchmark import io_cases
 from ffs.cli.benchmark.io_floors import Floors, result_of
 from ffs.cli.benchmark.io_matrix import CASES, COMPARED, GOALS, NAMES, IoCase, Wanted, select
 from ffs.cli.benchmark.plot import check_name, panels, svg, write_plot
 from ffs.cli.benchmark.protocol import Round, Slice
 from ffs.cli.benchmark.report import Result
-from ffs.errors import InvalidArgument
+from ffs.errors import FfsError, InvalidArgument
 
 OTHERS = ("meta-create", "meta-stat")
 
@@ -144,6 +146,27 @@ def test_requests_are_counted_by_number() -> None:
     rounds = [Round(Slice(4096 * 2e6, 1), (Slice(4096 * 4e6, 1),))]
     result = result_of(case, rounds, _floors(case, 1), {}, noisy=False)
     assert (result.ffs, result.unit, result.goal_of, result.ok) == (2e6, "op/s", "ffs", True)
+
+
+def test_memory_is_in_huge_pages_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    refusal = [0]
+
+    def iov(size: int, hugepages: bool = False) -> int:
+        asked.append((size, hugepages))
+        if hugepages and refusal[0]:
+            raise FfsError("none", errno=refusal[0])
+        return size
+
+    monkeypatch.setattr(io_cases, "Iov", iov)
+    assert io_cases.memory(5)[1]
+    assert io_cases.memory(3 << 20)[1]
+    refusal[0] = ENOMEM
+    assert not io_cases.memory(3 << 20)[1]
+    assert asked == [(2 << 20, True), (4 << 20, True), (4 << 20, True), (3 << 20, False)]
+    refusal[0] = EIO
+    with pytest.raises(FfsError, match="none"):
+        io_cases.memory(5)
 
 
 def _measured() -> list[Result]:

@@ -136,7 +136,8 @@ class Suite:
         )
         for index, mount in enumerate(mounts):
             name = case.name(mount, place)
-            yield result_of(case, name, rounds, index, device, cpu.as_fields(), noisy=is_noisy(noise))
+            cost = {**cpu.as_fields(), "huge_pages": loop.huge_pages}
+            yield result_of(case, name, rounds, index, device, cost, noisy=is_noisy(noise))
 
     def _reader(self, case: FuseCase, path: Path) -> FloorSpec:
         return FloorSpec(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PIECE = 8 << 20
 _LEAST_CHUNK = 1 << 20
+_HUGE_PAGE = 2 << 20
 
 
 def write_file(client: Client, path: str, size: int, *, table: str, zeros: bool = False) -> None:
@@ -32,6 +33,17 @@ def write_file(client: Client, path: str, size: int, *, table: str, zeros: bool 
     with client.open(path, "wb", buffering=0, table=table) as file:
         for _ in range(size // _PIECE):
             file.write(piece.data)
+
+
+def memory(size: int) -> tuple[Iov, bool]:
+    """At least `size` bytes, in huge pages (True) where the machine has some to give. The device floors are
+    in huge pages as well: of scattered small ones the device gets more and smaller requests."""
+    try:
+        return Iov(-(-size // _HUGE_PAGE) * _HUGE_PAGE, hugepages=True), True
+    except FfsError as error:
+        if error.errno not in (errno.ENOMEM, errno.ENOTSUP, errno.EINVAL):
+            raise
+        return Iov(size), False
 
 
 class FileLoop:
@@ -58,11 +70,11 @@ class FileLoop:
         self._block = block_bytes
         self._offsets = blocks * block_bytes
         self._next = 0
-        self._iov = Iov(depth * block_bytes)
+        self._iov, self.huge_pages = memory(depth * block_bytes)
         self._batch = batch
         # Touched, so that no page comes into being while something is measured.
         self._iov.numpy()[:] = (
-            0 if zeros else np.random.default_rng(5).integers(0, 256, depth * block_bytes, dtype=np.uint8)
+            0 if zeros else np.random.default_rng(5).integers(0, 256, len(self._iov), dtype=np.uint8)
         )
         self._all = np.arange(depth, dtype=np.int64)
 

@@ -133,7 +133,8 @@ class Suite:
             rounds = alternate(
                 metered(loop, cpu, case.block_bytes), floors.contestants, self.slices, self.slice_s
             )
-        return result_of(case, rounds, floors, cpu.as_fields(), noisy=self.noisy)
+        cost = {**cpu.as_fields(), "huge_pages": loop.huge_pages}
+        return result_of(case, rounds, floors, cost, noisy=self.noisy)
 
     # --- namespace --------------------------------------------------------------------------------
 
