@@ -210,6 +210,19 @@ class QuotaMachine(FfsMachine):
         self.real.sweep(1000)
         self.note()
 
+    @precondition(lambda self: not self.model.open)
+    @rule(number=numbers, source=numbers, to=numbers, name=names)
+    def move_what_isnt_counted_yet(self, number: int, source: int, to: int, name: bytes) -> None:
+        """A directory's entries are counted, what is in those isn't."""
+        path = self.pick(number, "dir") or b"/"
+        quota = self.model.domain(self.model.get(ROOT, path))
+        if quota is not None:
+            path = self.path_of(quota.directory)
+            self.both("clear_quota", ROOT, path)
+        self.set_quota_and_count_later(path)
+        self.real.sweep(1)
+        self.move_something(source, to, name, 0)
+
     def set_quota_and_count_later(self, path: bytes) -> None:
         """Without limits, since those of half a count say little; and only where no file has one name inside
         and another outside, which counts where the sweep finds it."""
