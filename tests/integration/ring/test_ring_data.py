@@ -119,7 +119,7 @@ def test_local_copies_nothing_on_reads_and_writes_once(one: Nodes) -> None:
     """By the counters of both ends: what the processor has moved of payloads."""
     client = one.client("local")
     right = client.add_capability(capability(client))
-    with Ring(client, 16) as ring, Iov(8 << 20) as iov:
+    with Ring(client, 256) as ring, Iov(8 << 20) as iov:
         iov.numpy()[: 4 << 20] = np.random.default_rng(3).integers(0, 256, 4 << 20, dtype=np.uint8)
         for i in range(4):
             ring.prepare_one(OP_WRITE, 1, right, key(i), 0, CHUNK, iov[i << 20 : (i + 1) << 20], i)
