@@ -135,16 +135,18 @@ void Model::poll_queued(size_t before) {
     if (running->kind == Running::install && queue_install(*running, before)) continue;
     if (running->kind != Running::update) continue;
     const StageOp& op = running->stage;
+    if (op.error != 0) continue;  // it has failed, its answer is on its way: what is there now is of others
     ChunkInfo info;
     PendingInfo pending;
     bool there = store().lookup(kModelTarget, op.key, &info);
     bool queued = store().find_pending(kModelTarget, op.key, op.version, &pending) ||
                   (there && info.version >= op.version);
-    bool removed_now = op.commit_now && op.kind == UpdateKind::remove;
+    // A removal that was committed, by this update or one behind it, leaves the retry entry alone.
+    const bool removed_now = op.commit_now && op.kind == UpdateKind::remove;
     RetryEntry entry;
-    if (!queued && removed_now &&
+    if (!queued && (removed_now || !there) &&
         store().retry_lookup(kModelTarget, op.identity.client, op.chain, op.identity.channel, &entry)) {
-      queued = entry.version >= op.version;
+      queued = entry.version >= op.version && (removed_now || entry.state == RetryState::done);
     }
     if (queued) note_queued(*running, before);
   }
