@@ -373,6 +373,7 @@ StoreMetrics ChunkStore::metrics() const {
   StoreMetrics m = s.counters;
   m.flushes = s.journal->flushes;
   m.journal_blocks = s.journal->blocks_written;
+  m.groups_ahead = s.journal->groups_ahead;
   m.journal_bytes = s.journal->bytes_written;
   m.journal_used_bytes = s.journal->used_bytes();
   m.journal_size_bytes = s.journal->region_bytes();

@@ -374,6 +374,7 @@ struct OpenOptions {
   uint32_t max_apply_in_flight = 64;        // writes
   uint32_t granule_sums = 64 * 1024;        // granules whose checksums are kept by block; 80 bytes each
   uint32_t release_step_chunks = 128;       // of release_target(), in one pass: well under a millisecond
+  uint64_t write_ahead_bytes = 256 * 1024;  // of data, whose records don't wait for the flush under way
   uint64_t discard_delay_us = 500'000;      // freed slabs wait so long for their neighbours
   bool compact_eagerly = false;             // for tests: empties whatever slab it can, however much is free
   // For offline checks of a copy: clashes are listed here instead of refusing the device.
@@ -383,6 +384,7 @@ struct OpenOptions {
 // Canary mutants, for the crash tests only: each takes one rule out (docs/style.md, Mutants).
 struct Mutants {
   bool acknowledge_without_flush = false;
+  bool acknowledge_with_earlier_flush = false;
   bool replay_without_verification = false;
   bool reuse_slot_before_flush = false;
   bool discard_before_flush = false;
@@ -405,6 +407,7 @@ struct TargetUsage {
 struct StoreMetrics {
   uint64_t flushes = 0;
   uint64_t journal_blocks = 0;
+  uint64_t groups_ahead = 0;        // that were written while the one before was being flushed
   uint64_t journal_bytes = 0;       // written since open
   uint64_t journal_used_bytes = 0;  // since the start of the last snapshot
   uint64_t journal_size_bytes = 0;

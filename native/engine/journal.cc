@@ -20,7 +20,7 @@ Journal::Journal(const Config& config, const JournalPosition& tail, const Journa
 }
 
 Journal::~Journal() {
-  FFS_CHECK(!busy_);
+  FFS_CHECK(!busy());
   for (Block& block : gathering_) release(block);
   for (Write* write : free_writes_) delete write;
   std::free(padding_block_);
@@ -82,7 +82,7 @@ JournalPosition Journal::snapshot_position() const {
 
 bool Journal::stuck() const {
   uint64_t offset, padding;
-  return !busy_ && anything_gathered() && !place(gathering_.front(), &offset, &padding);
+  return !busy() && anything_gathered() && !place(gathering_.front(), &offset, &padding);
 }
 
 void Journal::cut(const JournalPosition& tail) {
@@ -118,7 +118,7 @@ void Journal::write_padding(uint64_t offset, uint64_t bytes, uint64_t sequence, 
 }
 
 void Journal::kick(bool even_if_empty) {
-  if (busy_ || failed_) return;
+  if (pending_ || writes_in_flight_ > 0 || failed_) return;
   bool padded = false;  // one padding block a group: there is one buffer for it
   size_t taken = 0;
   for (; taken < gathering_.size(); taken++) {
@@ -126,7 +126,7 @@ void Journal::kick(bool even_if_empty) {
     if (block.records == 0) break;  // begun by a snapshot; always the last
     uint64_t offset, padding;
     if (!place(block, &offset, &padding) || (padding != 0 && padded)) break;
-    busy_ = true;
+    pending_ = true;
     if (block.sequence == snapshot_block_) {
       snapshot_offset_ = head_;
       snapshot_placed_ = true;
@@ -155,9 +155,10 @@ void Journal::kick(bool even_if_empty) {
     writing_.push_back(block);
   }
   gathering_.erase(gathering_.begin(), gathering_.begin() + static_cast<ptrdiff_t>(taken));
+  if (taken > 0 && syncing_) groups_ahead++;
   if (taken == 0 && even_if_empty) {
-    busy_ = true;
-    start_sync();
+    pending_ = true;
+    begin_sync();
   }
 }
 
@@ -181,14 +182,22 @@ void Journal::write_done(io::Op* op) {
   free_writes_.push_back(static_cast<Write*>(op->owner));
   if (op->result < 0 && write_error_ == 0) write_error_ = -op->result;
   if (--writes_in_flight_ > 0) return;
-  if (write_error_ != 0) {
+  if (failed_) {
+    drop(writing_);  // by the flush before
+  } else if (write_error_ != 0) {
     fail(write_error_);
   } else {
-    start_sync();
+    begin_sync();
   }
 }
 
-void Journal::start_sync() {
+// If there is a group that is written and none is being flushed.
+void Journal::begin_sync() {
+  if (!pending_ || syncing_ || writes_in_flight_ > 0) return;
+  pending_ = false;
+  syncing_ = true;
+  flushing_.swap(writing_);
+  sync_block_ = last_taken_;
   syncs_started_++;
   if (!config_.flush || acknowledge_without_flush) {
     config_.io->defer(&sync_op_, 0);
@@ -199,21 +208,28 @@ void Journal::start_sync() {
 }
 
 void Journal::sync_done(int32_t result) {
+  drop(flushing_);
+  syncing_ = false;
+  if (failed_) return;  // a write of the group behind it
   if (result < 0) {
     fail(-result);
     return;
   }
-  flushed_ = last_taken_;
-  for (Block& block : writing_) release(block);
-  writing_.clear();
-  busy_ = false;
-  config_.owner->journal_flushed(flushed_, syncs_started_);
+  flushed_ = sync_block_;
+  if (acknowledge_with_earlier_flush) flushed_ = last_taken_;
+  const uint64_t sync = syncs_started_;
+  begin_sync();  // before what the owner starts now, so as not to stand behind it in the device
+  config_.owner->journal_flushed(flushed_, sync);
+}
+
+void Journal::drop(std::vector<Block>& blocks) {
+  for (Block& block : blocks) release(block);
+  blocks.clear();
 }
 
 void Journal::fail(int error) {
-  for (Block& block : writing_) release(block);
-  writing_.clear();
-  busy_ = false;
+  if (writes_in_flight_ == 0) drop(writing_);  // else when they have ended
+  pending_ = false;
   failed_ = true;
   config_.owner->journal_failed(error);
 }

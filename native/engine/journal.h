@@ -1,5 +1,6 @@
 // The writing half of the journal: records gather in blocks, a group of blocks is written at once,
-// one flush makes it durable, meanwhile the next group gathers (docs/disk_format.md, Journal).
+// one flush makes it durable, meanwhile the next group gathers (docs/disk_format.md, Journal). That one
+// may be written before the flush is over, on request; its own flush begins when the other has ended.
 // Shard thread only. Never waits; when the ring is full, sealed blocks stay in memory.
 #pragma once
 
@@ -63,10 +64,13 @@ class Journal {
   // The number of the first flush that begins after now.
   uint64_t next_sync() const { return syncs_started_ + 1; }
 
-  // Starts a group if none is being written and there is something to write; `even_if_empty`: a
-  // flush without blocks.
+  // Starts a group if none is being written, or waits for its flush, and there is something to write;
+  // `even_if_empty`: a flush without blocks.
   void kick(bool even_if_empty);
-  bool busy() const { return busy_; }
+  // A group is on its way: being written, waiting for its flush, or being flushed.
+  bool busy() const { return pending_ || syncing_ || writes_in_flight_ > 0; }
+  // One is being flushed, and kick() would write the next meanwhile.
+  bool may_write_ahead() const { return syncing_ && !pending_ && writes_in_flight_ == 0; }
   // There are records, but no room in the ring until it is cut.
   bool stuck() const;
   bool anything_gathered() const { return last_block() > last_taken_; }
@@ -84,9 +88,11 @@ class Journal {
   bool failed() const { return failed_; }
 
   uint64_t flushes = 0;
+  uint64_t groups_ahead = 0;
   uint64_t blocks_written = 0;
   uint64_t bytes_written = 0;
-  bool acknowledge_without_flush = false;  // canary mutant
+  bool acknowledge_without_flush = false;       // canary mutants
+  bool acknowledge_with_earlier_flush = false;  // what was written ahead, when the flush before it ends
 
  private:
   struct Block {
@@ -108,13 +114,15 @@ class Journal {
   void start_write(uint8_t* memory, uint64_t offset, uint32_t length);
   void write_padding(uint64_t offset, uint64_t bytes, uint64_t sequence, uint64_t record);
   void write_done(io::Op* op);
-  void start_sync();
+  void begin_sync();
   void sync_done(int32_t result);
+  void drop(std::vector<Block>& blocks);
   void fail(int error);
 
   Config config_;
   std::vector<Block> gathering_;
-  std::vector<Block> writing_;
+  std::vector<Block> writing_;  // of the group that is pending
+  std::vector<Block> flushing_;
   std::vector<Write*> free_writes_;
   io::Op sync_op_;
   uint8_t* padding_block_ = nullptr;
@@ -122,12 +130,14 @@ class Journal {
   uint64_t head_;
   uint64_t next_block_;
   uint64_t next_record_;
-  uint64_t last_taken_;
+  uint64_t last_taken_;  // by a group
   uint64_t flushed_;
   uint64_t gathered_bytes_ = 0;
   uint64_t syncs_started_ = 0;
+  uint64_t sync_block_ = 0;  // up to here the flush that is under way makes durable
   uint32_t writes_in_flight_ = 0;
-  bool busy_ = false;
+  bool pending_ = false;  // a group whose flush hasn't begun
+  bool syncing_ = false;
   bool failed_ = false;
   int write_error_ = 0;
   // Where the block that a snapshot begins with was placed.

@@ -341,6 +341,7 @@ Status ChunkStore::Impl::recover() {
   JournalPosition tail{super.replay_offset, super.replay_block, super.replay_record};
   journal = std::make_unique<Journal>(config, tail, recovery.head());
   journal->acknowledge_without_flush = mutants.acknowledge_without_flush;
+  journal->acknowledge_with_earlier_flush = mutants.acknowledge_with_earlier_flush;
   journal_found_bytes = journal->used_bytes();
   replaying = false;
   // No later replay may meet what was dropped; and there must be room to write.

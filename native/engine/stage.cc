@@ -484,8 +484,10 @@ void ChunkStore::Impl::abandon(StageOp* op, int error, const char* what) {
   fail_later(op, error, what);
 }
 
-// The slot that was taken for the update belongs to a version now.
+// The slot that was taken for the update belongs to a version now, or what was written there does.
 void ChunkStore::Impl::name_place(StageOp* op) {
+  if (op->p.path == kFresh || op->p.path == kRebuild || op->p.path == kAppend)
+    gathered_data_bytes += op->length;
   if (op->p.new_place) places_held--;
   op->p.new_place = false;
 }

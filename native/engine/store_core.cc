@@ -67,9 +67,12 @@ void ChunkStore::Impl::pump() {
   // What waits for room waits for commits to be durable too, which nobody else may ask for.
   const bool waits = !stage_waiters.empty() || !apply_waiters.empty();
   if (waits && !apply_queue.empty() && journal->anything_gathered()) flush_wanted = true;
-  // Before what goes into slots: it would wait behind that in the device.
-  if (flush_wanted && !journal->busy() && !poisoned) {
+  // Before what goes into slots: it would wait behind that in the device. While a flush is under way records
+  // of small updates gather; those of large ones go on, so that the device has something to do.
+  const bool ahead = journal->may_write_ahead() && gathered_data_bytes >= options.write_ahead_bytes;
+  if (flush_wanted && (!journal->busy() || ahead) && !poisoned) {
     flush_wanted = false;
+    gathered_data_bytes = 0;
     // An empty group serves those who wait for old blocks that are flushed already.
     journal->kick(false);
     if (!journal->busy()) release_durable(journal->flushed_block());

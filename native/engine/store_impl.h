@@ -412,6 +412,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool applied_now = false;         // recovery has written overlays
   uint64_t heap_overlay_bytes = 0;  // of overlays made by replay
   bool flush_wanted = false;
+  uint64_t gathered_data_bytes = 0;  // that updates have written whose records came since the last group
   bool pump_scheduled = false;
   io::Op pump_op;
   uint32_t dying_slots = 0;

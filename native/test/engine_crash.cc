@@ -26,11 +26,12 @@ CrashOptions space_options(uint64_t seed) {
   return options;
 }
 
-CrashCoverage run(const CrashOptions& options) {
+CrashCoverage run(const CrashOptions& options, uint64_t* groups_ahead = nullptr) {
   CrashRun crash_run(options);
   std::string wrong = crash_run.run();
   CHECK_MESSAGE(wrong.empty(), wrong);
   CHECK(crash_run.crashes() > 50);
+  if (groups_ahead != nullptr) *groups_ahead += crash_run.metrics().groups_ahead;
   return crash_run.coverage();
 }
 
@@ -63,15 +64,18 @@ TEST_CASE("crash options: what is printed is read back") {
 
 TEST_CASE("crash at any event: acknowledged updates are there, others whole or not at all") {
   CrashCoverage all;
+  uint64_t groups_ahead = 0;
   for (uint64_t seed = 1; seed <= 4; seed++) {
     CrashOptions options;
     options.seed = seed;
     options.device.sector_bytes = seed % 2 == 0 ? 4096 : 512;
-    CrashCoverage coverage = run(options);
+    options.ahead = seed > 2;
+    CrashCoverage coverage = run(options, &groups_ahead);
     all.in_snapshots += coverage.in_snapshots;
     all.nested += coverage.nested;
     all.recovered_again += coverage.recovered_again;
   }
+  CHECK(groups_ahead > 5);
   CHECK(all.in_snapshots > 0);
   CHECK(all.nested > 100);
   CHECK(all.recovered_again > 100);
@@ -83,6 +87,7 @@ TEST_CASE("crash at any event with installs, erasures, resets and releases") {
     options.seed = seed;
     options.operations = 80;
     options.transfers = true;
+    options.ahead = seed % 2 == 0;
     run(options);
   }
 }
@@ -133,13 +138,14 @@ TEST_CASE("crash while chunks are moved together and slabs discarded") {
 namespace {
 
 // How many of the first seeds notice, with the ordinary operations.
-int noticed(const Mutants& mutants, uint64_t operations, bool space = false) {
+int noticed(const Mutants& mutants, uint64_t operations, bool space = false, bool ahead = false) {
   int count = 0;
   for (uint64_t seed = 1; seed <= 6; seed++) {
     CrashOptions options = space ? space_options(seed) : CrashOptions{};
     options.seed = seed;
     options.operations = operations;
     options.nested = 0;
+    options.ahead = options.all_kinds = ahead;
     options.mutants = mutants;
     if (!CrashRun(options).run().empty()) count++;
   }
@@ -152,6 +158,12 @@ TEST_CASE("crash mutant: acknowledging without a flush is noticed") {
   Mutants mutants;
   mutants.acknowledge_without_flush = true;
   CHECK(noticed(mutants, 30) > 0);
+}
+
+TEST_CASE("crash mutant: acknowledging what was written ahead with the flush before is noticed") {
+  Mutants mutants;
+  mutants.acknowledge_with_earlier_flush = true;
+  CHECK(noticed(mutants, 80, false, true) > 0);
 }
 
 TEST_CASE("crash mutant: replay without verification is noticed") {
@@ -206,6 +218,7 @@ TEST_CASE("crash soak: new seeds until the time is over") {
     options.device.protected_cache = runs % 5 == 4;
     options.device.sector_bytes = runs % 7 < 3 ? 4096 : 512;
     options.space = seed % 3 == 0;
+    options.ahead = runs % 3 != 1;
     if (seed % 5 == 0) options.max_bytes = 900'000;
     CrashRun crash_run(options);
     std::string wrong = crash_run.run();

@@ -39,6 +39,7 @@ class FaultRun {
         h_(seed),
         host_(h_) {
     h_.space = space;
+    if (seed % 2 == 0) h_.write_ahead_bytes = 1;
   }
   ~FaultRun() { h_.settle(); }
 

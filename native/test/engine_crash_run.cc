@@ -30,10 +30,12 @@ void each_field(Options& o, Visit visit) {
   visit("space", o.space);
   visit("huge", o.huge);
   visit("may_fill", o.may_fill);
+  visit("ahead", o.ahead);
   visit("sector", o.device.sector_bytes);
   visit("protected", o.device.protected_cache);
   visit("lying", o.lying_device);
   visit("mutant_acknowledge", o.mutants.acknowledge_without_flush);
+  visit("mutant_earlier_flush", o.mutants.acknowledge_with_earlier_flush);
   visit("mutant_replay", o.mutants.replay_without_verification);
   visit("mutant_reuse", o.mutants.reuse_slot_before_flush);
   visit("mutant_discard", o.mutants.discard_before_flush);
@@ -188,6 +190,7 @@ std::string CrashRun::run() {
   Harness h(options_.seed, options_.device);
   if (options_.transfers) h.release_step_chunks = 1;
   h.space = options_.space;
+  if (options_.ahead) h.write_ahead_bytes = 1;
   h.journal_bytes = 6u << 20;  // about the least: it wraps often
   h.format();
   io::SimImage start = h.io->image();

@@ -99,6 +99,7 @@ struct Harness {
     options.scratch_bytes = 16u << 20;
     options.overlay_bytes = 16u << 20;
     options.granule_sums = granule_sums;
+    options.write_ahead_bytes = write_ahead_bytes;
     options.release_step_chunks = release_step_chunks;
     options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
     if (space) {
@@ -253,6 +254,7 @@ struct Harness {
   uint64_t reads = 0;
   uint32_t release_step_chunks = 128;
   uint32_t granule_sums = 1024;
+  uint64_t write_ahead_bytes = OpenOptions{}.write_ahead_bytes;
   bool known_by_block = false;  // updates bring the checksums of their blocks
   uint64_t max_chunks = 0;
   uint64_t journal_bytes = 0;
