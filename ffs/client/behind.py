@@ -52,7 +52,7 @@ class Behind(Tenant):
         self._place = -1  # of _memory in the lane; -1: it is `_own`
         self._lane: Lane | None = None
         self._pool: LanePool | None = None
-        self._free: list[int] = []
+        self._places = 0  # of the lane, of a chunk each
         self._flying: dict[int, _Sent] = {}  # by place
         self._again: list[_Sent] = []
         self._wrote = False  # a whole chunk: the file isn't small
@@ -150,9 +150,10 @@ class Behind(Tenant):
         if self._again:
             self._mend()
         if self._wrote and self._enter():
-            while not self._free:
+            while (place := self._vacant_place()) is None:
                 self._receive(1)
-            self._place = self._free.pop()
+                self._mend()  # what failed keeps its place: if all did, none would ever be vacant
+            self._place = place
             start = self._place * self._chunk_size
             assert self._lane is not None
             self._memory = self._lane.memory[start : start + self._chunk_size]
@@ -169,12 +170,13 @@ class Behind(Tenant):
         if lane is None:
             return False
         self._lane, self._pool = lane, pool
-        self._free = self._places(lane)
+        self._places = min(len(lane.memory) // self._chunk_size, _MAX_PLACES)
         self._own = None
         return True
 
-    def _places(self, lane: Lane) -> list[int]:
-        return list(range(min(len(lane.memory) // self._chunk_size, _MAX_PLACES)))
+    def _vacant_place(self) -> int | None:
+        """While no part is gathered and nothing that failed is left."""
+        return next((place for place in range(self._places) if place not in self._flying), None)
 
     def _send(self) -> None:
         """What is gathered goes: behind, or, without a lane, now."""
@@ -213,11 +215,10 @@ class Behind(Tenant):
             ):
                 sent = self._flying.pop(place)
                 if result == len(sent.data):
-                    self._free.append(place)
                     self._handle.note_written(sent.offset + len(sent.data), sent.epoch)
                 else:
                     self._handle.note_failed()
-                    self._again.append(sent)  # its place isn't free until it is written
+                    self._again.append(sent)  # its place isn't vacant until it is written
         except BaseException:
             self._break()
             raise
@@ -233,10 +234,6 @@ class Behind(Tenant):
             sent = self._again[0]
             self._handle.write_at(sent.offset, sent.data)
             self._again.pop(0)
-            if self._lane is not None and not self._again:
-                self._free = self._places(self._lane)
-                if self._part is not None and self._place >= 0:
-                    self._free.remove(self._place)
 
     def _leave(self) -> None:
         if self._lane is None:

@@ -89,6 +89,7 @@ class FakeLane:
 
     def take(self, least: int) -> Any:
         world = self.world
+        assert self.requests or not least, "waits for what nobody sent"  # for ever, with the ring itself
         if world.chance(world.interrupting):
             world.random.shuffle(self.requests)
             for request in self.requests[: self.flying // 2]:
@@ -221,8 +222,7 @@ def test_what_settles_is_stored(seed: int, failing: float, interrupting: float) 
     insist(behind.settle)
     assert np.array_equal(world.stored, model)
     assert world.reported == end
-    if behind._lane is not None:
-        assert sorted(behind._free) == list(range(32))
+    assert not behind._flying
     behind.finish()
     assert not world.lent
     assert not raised or failing + interrupting  # no error comes of nothing
@@ -242,6 +242,27 @@ def test_an_error_stays_until_the_data_is_stored() -> None:
         with pytest.raises(errors.FfsError):
             work()
     assert not world.lent  # given up with the file
+
+
+def test_all_that_is_on_its_way_fails_at_once() -> None:
+    """As after a truncation elsewhere, or without space: no place of the lane is vacant, nor will be."""
+    world = World(random.Random(1))
+    world.random.randint = lambda a, b: a  # type: ignore[method-assign]
+    behind = Behind(world, threading.Lock())  # type: ignore[arg-type]
+    turn = 0
+    while len(behind._flying) < 32:
+        behind.write(turn * CHUNK, np.full(CHUNK, turn + 1, np.uint8))
+        turn += 1
+    extent_to_write = world.extent_to_write
+    world.extent_to_write = lambda session, end: Extent()  # type: ignore[method-assign]
+    world.failing = 1.0
+    with pytest.raises(errors.NoSpace):
+        behind.write(turn * CHUNK, np.full(CHUNK, turn + 1, np.uint8))
+    world.failing, world.extent_to_write = 0.0, extent_to_write  # type: ignore[method-assign]
+    behind.write(turn * CHUNK, np.full(CHUNK, turn + 1, np.uint8))
+    behind.finish()
+    for at in range(turn + 1):
+        assert (world.stored[at * CHUNK : (at + 1) * CHUNK] == at + 1).all()
 
 
 def test_what_is_on_its_way_when_a_file_is_discarded_is_told_at_its_close() -> None:
