@@ -196,10 +196,10 @@ class Behind(Tenant):
         begin = part.chunk * self._chunk_size
         extent = self._handle.extent_to_write(self._handle.live_session(), begin + part.high)
         sent = _Sent(begin + part.low, part.chunk, self._memory[part.low : part.high], extent.epoch)
-        self._part = None
-        self._flying[place] = sent
         start = place * self._chunk_size + part.low
         try:
+            self._flying[place] = sent
+            self._part = None
             lane.prepare(extent, part.chunk, part.low, len(sent.data), start, place, writing=True)
         except BaseException:
             self._break()
@@ -213,12 +213,14 @@ class Behind(Tenant):
             for place, result in zip(
                 completions["userdata"].tolist(), completions["result"].tolist(), strict=True
             ):
-                sent = self._flying.pop(place)
+                sent = self._flying[place]
                 if result == len(sent.data):
                     self._handle.note_written(sent.offset + len(sent.data), sent.epoch)
                 else:
                     self._handle.note_failed()
                     self._again.append(sent)  # its place isn't vacant until it is written
+                # Last: a signal may raise at each call above, and what is still noted here is written again.
+                del self._flying[place]
         except BaseException:
             self._break()
             raise

@@ -175,10 +175,17 @@ class World:
 
     def note_written(self, end: int, epoch: int) -> None:
         assert epoch == 3
+        self._may_be_interrupted()
         self.reported = max(self.reported, end)
 
     def note_failed(self) -> None:
+        self._may_be_interrupted()
         self.doubtful = True
+
+    def _may_be_interrupted(self) -> None:
+        """By a signal, which the interpreter looks for at every call."""
+        if self.chance(self.interrupting):
+            raise KeyboardInterrupt
 
 
 @settings(max_examples=60, deadline=None)
@@ -263,6 +270,32 @@ def test_all_that_is_on_its_way_fails_at_once() -> None:
     behind.finish()
     for at in range(turn + 1):
         assert (world.stored[at * CHUNK : (at + 1) * CHUNK] == at + 1).all()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_while_it_is_noted_what_became_of_a_write(fails: bool) -> None:
+    world = World(random.Random(1))
+    world.random.randint = lambda a, b: a  # type: ignore[method-assign]
+    world.chance = lambda probability: probability == 1.0  # type: ignore[method-assign]
+    behind = Behind(world, threading.Lock())  # type: ignore[arg-type]
+    for turn in range(3):
+        behind.write(turn * CHUNK, np.full(CHUNK, 5, np.uint8))
+    assert behind._flying
+    world.failing = float(fails)
+
+    def signal(*_: Any) -> None:
+        del world.note_written, world.note_failed  # the next is let through
+        world.failing = 0.0
+        raise KeyboardInterrupt
+
+    world.note_written = world.note_failed = signal  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        behind.settle()
+    behind.settle()
+    assert (world.stored[: 3 * CHUNK] == 5).all()
+    assert world.reported == 3 * CHUNK
+    behind.finish()
+    assert not world.lent
 
 
 def test_what_is_on_its_way_when_a_file_is_discarded_is_told_at_its_close() -> None:
