@@ -72,6 +72,10 @@ class Link:
             connection = BlockingConnection(self.servers[self._at], shake, options.connect_timeout_s)
             self.cluster = connection.cluster
             self._connection = connection
+            if self._closed:  # meanwhile, by who found none to close
+                self._connection = None
+                connection.close()
+                raise Unreachable("this client is closed")
             return connection
 
     def connect_any(self) -> None:

@@ -9,11 +9,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ffs
 from ffs import errors
+from ffs.client.connection import ConnectionOptions, Link
 from ffs.client.core import Core
 from ffs.proto import meta
 from ffs.proto.common import Message, OkReply
@@ -363,3 +365,30 @@ def test_an_idle_client_renews_its_session_elsewhere(how: str) -> None:
                 assert renewed.wait(10)
         finally:
             silent.set()
+
+
+def test_a_connection_that_is_made_while_its_link_is_closed_is_closed_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S15: one client in thousands left its routing thread's connection behind."""
+    made: list[Any] = []
+
+    class Slow:
+        """Connects while another thread closes the link."""
+
+        cluster = bytes(16)
+        lost = None
+        closed = False
+
+        def __init__(self, *_: Any) -> None:
+            made.append(self)
+            link.close()
+
+        def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr("ffs.client.connection.BlockingConnection", Slow)
+    link = Link((("127.0.0.1", 1),), b"", ConnectionOptions())
+    with pytest.raises(errors.Unreachable, match="closed"):
+        link.connect()
+    assert [each.closed for each in made] == [True]
