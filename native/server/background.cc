@@ -100,9 +100,14 @@ Background::Piece Background::start(Piece piece, bool active, uint64_t now_us) {
   return piece;
 }
 
+uint32_t Background::most_bytes(uint64_t now_us) const {
+  if (clients_active(now_us)) return kUrgentBytes;
+  return now_us < client_served_us_ + kLongQuietUs ? kIdleBytes : kQuietBytes;
+}
+
 Background::Piece Background::next(const Wanted& wanted, bool clients_wait, uint64_t now_us) {
   const bool active = clients_active(now_us);
-  const bool room = in_flight_ < kIdlePieces && in_flight_bytes_ < (active ? kUrgentBytes : kIdleBytes);
+  const bool room = in_flight_ < kIdlePieces && in_flight_bytes_ < most_bytes(now_us);
   Piece piece =
       room ? choose(wanted, /*urgent_only=*/true, active ? kUrgentPieceBytes : kPieceBytes) : Piece{};
   if (piece.bytes == 0 && (active ? may_start(clients_wait, now_us) : room)) {

@@ -70,6 +70,8 @@ class Background {
   static constexpr uint32_t kSmallPieceBytes = 64 * 1024;
   static constexpr uint32_t kIdlePieces = 16;  // at a time, at most
   static constexpr uint32_t kIdleBytes = 8u << 20, kUrgentBytes = 4u << 20;
+  static constexpr uint32_t kQuietBytes = 16u << 20;   // once nobody has been served
+  static constexpr uint64_t kLongQuietUs = 2'000'000;  // for so long: a rare read may stand behind that
   static constexpr uint64_t kActiveUs = 250'000;
 
  private:
@@ -100,6 +102,7 @@ class Background {
   void move_part(double factor) { part_ = std::clamp(part_ * factor, kLeastPart, 1.0); }
   bool may_start(bool clients_wait, uint64_t now_us);
   bool pausing(uint64_t now_us);
+  uint32_t most_bytes(uint64_t now_us) const;  // in flight
   void refill(uint64_t now_us);
   Piece choose(const Wanted& wanted, bool urgent_only, uint32_t most_bytes);
   Piece start(Piece piece, bool active, uint64_t now_us);

@@ -12,7 +12,7 @@ namespace {
 // Sixteenths of the whole by use. Reads need little: they live as long as a device read and a send.
 constexpr size_t kReadShare = 4, kUpdateShare = 6, kTailShare = 3, kBeforeTailShare = 2, kFartherShare = 1;
 // Beside that whole: a window of chunks on their way out of, and into, this shard.
-constexpr size_t kSyncShare = 2;
+constexpr size_t kSyncShare = 4;
 
 }  // namespace
 

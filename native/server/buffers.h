@@ -46,8 +46,8 @@ class Buffers {
   static constexpr uint8_t kMostOvertaken = 64;
 
   // Splits `total_bytes` (rounded up so that each pool holds a chunk) for chains of at most three
-  // members, and takes a quarter more for recovery. Quick: memory is brought in and registered with the Io as
-  // it comes into use, by pin_used().
+  // members, and takes half as much more for recovery. Quick: memory is brought in and registered with the Io
+  // as it comes into use, by pin_used().
   static Result<std::unique_ptr<Buffers>> create(io::Io& io, size_t total_bytes);
 
   // Makes the pools that longer chains need, each a sixteenth of the whole.

@@ -104,25 +104,27 @@ struct World {
 }  // namespace
 
 TEST_CASE("background: large pieces fill an idle device, within a bound") {
-  Background background(25);
-  uint32_t begun = 0;
-  while (true) {
-    const auto piece = background.next(wants({OpClass::recovery}), false, 1'000'000);
-    if (piece.bytes == 0) break;
-    CHECK(piece.bytes == Background::kPieceBytes);
-    CHECK(piece.op_class == OpClass::recovery);
-    begun++;
+  for (const bool long_quiet : {false, true}) {
+    Background background(25);
+    background.client_served(1'000'000);
+    const uint64_t now_us = 1'000'000 + (long_quiet ? Background::kLongQuietUs : Background::kActiveUs);
+    const uint32_t most = long_quiet ? Background::kQuietBytes : Background::kIdleBytes;
+    uint32_t begun = 0;
+    while (true) {
+      const auto piece = background.next(wants({OpClass::recovery}), false, now_us);
+      if (piece.bytes == 0) break;
+      CHECK(piece.bytes == Background::kPieceBytes);
+      CHECK(piece.op_class == OpClass::recovery);
+      begun++;
+    }
+    CHECK(begun == most / Background::kPieceBytes);
+    background.ended(OpClass::recovery, Background::kPieceBytes, now_us);
+    CHECK(background.next(wants({OpClass::recovery}, 4096), false, now_us).bytes == 4096);
+    for (uint32_t i = 1; i < begun; i++) background.ended(OpClass::recovery, Background::kPieceBytes, now_us);
+    // And small ones within a bound of their number.
+    for (begun = 1; background.next(wants({OpClass::recovery}, 4096), false, now_us).bytes > 0;) begun++;
+    CHECK(begun == Background::kIdlePieces);
   }
-  CHECK(begun == Background::kIdleBytes / Background::kPieceBytes);
-  background.ended(OpClass::recovery, Background::kPieceBytes, 1'000'100);
-  // And small ones within a bound of their number.
-  for (; begun < Background::kIdleBytes / Background::kPieceBytes + Background::kIdlePieces; begun++) {
-    if (background.next(wants({OpClass::recovery}, 4096), false, 1'000'200).bytes == 0) break;
-  }
-  CHECK(begun == Background::kIdlePieces + 1);
-  background.ended(OpClass::recovery, 4096, 1'000'300);
-  CHECK(background.next(wants({OpClass::recovery}, 4096), false, 1'000'300).bytes == 4096);
-  CHECK(background.next(wants({OpClass::recovery}, 4096), false, 1'000'300).bytes == 0);
 }
 
 TEST_CASE(
