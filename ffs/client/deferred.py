@@ -219,6 +219,19 @@ class DeferredText(_Stacked, io.TextIOWrapper):
         super().__init__(binary, **options)
         self._pid = os.getpid()
 
+    def close(self) -> None:
+        """Flush and close the file below. If the flush raises, that publishes nothing, then or later: text that
+        wasn't written yet is lost."""
+        if not self.closed:
+            try:
+                self.flush()
+            except BaseException as error:
+                try:
+                    self.discard()
+                finally:
+                    raise error
+        super().close()
+
     def discard(self) -> None:
         """Close, and publish nothing of what was opened for writing. Repeatable."""
         _discard(self.buffer)  # closed, it makes this closed too, without a flush

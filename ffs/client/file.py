@@ -443,8 +443,8 @@ class File(HoleCalls, io.RawIOBase):
         if self._behind is None:
             return
         with self._position_lock:
-            if self._discarded:
-                self._behind.discard()
+            if self._discarded or (self._publish_as is not None and self._failure is not None):
+                self._behind.discard()  # nothing will be published
                 return
             try:
                 self._behind.finish()

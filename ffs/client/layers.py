@@ -46,7 +46,24 @@ class _Layer:
     def close(self) -> None:
         """Flush, publish and close. It is closed also when this raises."""
         self._closing = True  # the raw file's own close publishes: flush needn't
+        raw = self.raw_file
+        if raw._publish_as is not None and not (raw.closed or raw._discarded):
+            self._flush_or_discard(raw)
         super().close()  # type: ignore[misc]
+
+    def _flush_or_discard(self, raw: File) -> None:
+        """Before an atomic file is closed. io's own close goes on to the raw file's, which publishes,
+        whatever came out of its flush; what is still in a buffer would lack."""
+        try:
+            self.flush()  # type: ignore[attr-defined]
+        except OSError as error:
+            raw._failure = raw._failure or error  # its close raises it, and publishes nothing
+        except BaseException as error:
+            raw._discarded = True
+            try:
+                super().close()  # type: ignore[misc]
+            finally:
+                raise error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
