@@ -89,7 +89,7 @@ def test_s5_registration_fails_at_each_descriptor_of_the_client(one: Nodes, tran
                     fine += 1
                 finally:
                     client.close()
-            except errors.FfsError as error:
+            except errors.FfsError:
                 refusals += 1
                 if fine:
                     raise  # fewer descriptors were enough
