@@ -220,8 +220,8 @@ class DeferredText(_Stacked, io.TextIOWrapper):
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Flush and close the file below. If the flush raises, that publishes nothing, then or later: text that
-        wasn't written yet is lost."""
+        """Flush and close the file below. If the flush raises, that publishes nothing, then or later: text
+        that wasn't written yet is lost."""
         if not self.closed:
             try:
                 self.flush()
