@@ -56,6 +56,48 @@ def lane_bytes(chunk_size: int) -> int:
     return max(LANE_BYTES, 4 * chunk_size)
 
 
+class _PuttingOff:
+    """Around the lock of a pool. A file that garbage collection closes there must wait until this thread is
+    out: closing takes lanes and gives them back, so the thread would wait for the lock that it holds itself.
+
+    Noted by thread, before the lock is taken and until it is released. If a signal raises in between, the
+    thread's next turn puts right what is noted."""
+
+    def __init__(self) -> None:
+        self._later: dict[int, list[Callable[[], None]]] = {}
+
+    def __enter__(self) -> None:
+        self._later.setdefault(threading.get_ident(), [])
+
+    def __exit__(self, *_: object) -> None:
+        _do(self._later.pop(threading.get_ident(), []))
+
+    def put_off(self, work: Callable[[], None]) -> bool:
+        """Whether this thread is there; then `work` is done when it is out."""
+        later = self._later.get(threading.get_ident())
+        if later is None:
+            return False
+        later.append(work)
+        return True
+
+    def after_fork_in_child(self) -> None:
+        """The other threads don't exist here; their numbers may come again."""
+        self._later.clear()
+
+
+_in_pool = _PuttingOff()
+
+
+def _do(works: list[Callable[[], None]]) -> None:
+    """What was put off. Its errors are told as of __del__, where it comes from."""
+    while works:
+        work = works.pop()
+        try:
+            work()
+        except Exception as error:
+            tell(error)
+
+
 class Tenant:
     """What has a lane: of one file, under the file's lock."""
 
@@ -67,28 +109,24 @@ class Tenant:
     def tend(self, now: float) -> None:
         """Receive what is complete, unless the file is in use just now; give the lane back if it isn't used.
         Never blocks on a server."""
-        if not self._lock.acquire(blocking=False):
-            return
-        self._tender = threading.get_ident()
+        self._tender = threading.get_ident()  # before it holds the lock
         try:
-            self._look_after(now)
-        except FfsError as error:  # the file's next call has it, or needs nothing of the lane
-            _log.info("a lane: %s", error)
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._look_after(now)
+                except FfsError as error:  # the file's next call has it, or needs nothing of the lane
+                    _log.info("a lane: %s", error)
+                finally:
+                    self._lock.release()
         finally:
             self._tender = 0
-            self._lock.release()
-        while self._later:
-            work = self._later.pop()
-            try:
-                work()
-            except Exception as error:  # as an exception in __del__, which it is
-                tell(error)
+            _do(self._later)
 
     def hand_over(self, work: Callable[[], None]) -> bool:
         """For __del__: whether this thread holds the lock already, since garbage was collected while it
-        tended. Then `work` is done after that, and its error told as of __del__."""
+        tended, or the lock of a pool. Then `work` is done after that, and its error told as of __del__."""
         if self._tender != threading.get_ident():
-            return False
+            return _in_pool.put_off(work)
         self._later.append(work)
         return True
 
@@ -161,7 +199,7 @@ class LanePool:
     def take(self, size: int, tenant: Tenant) -> Lane | None:
         """A quiet lane with `size` bytes of memory; None: all that there is for lanes is in use."""
         stale: list[Lane] = []
-        with self._lock:
+        with _in_pool, self._lock:
             lane = next((lane for lane in reversed(self._idle) if len(lane.memory) == size), None)
             if lane is not None:
                 self._idle.remove(lane)
@@ -180,20 +218,20 @@ class LanePool:
             try:
                 lane = Lane(self._native, self._upkeep, size)
             except BaseException as error:
-                with self._lock:
+                with _in_pool, self._lock:
                     self._bytes -= size
                 if isinstance(error, FfsError):
                     _log.info("no lane to read ahead or write behind: %s", error)
                     return None
                 raise
-        with self._lock:
+        with _in_pool, self._lock:
             self._tenants.add(tenant)
             self._see_to_thread()
         return lane
 
     def give(self, lane: Lane, tenant: Tenant) -> None:
         """Take back a lane; what is in flight on it is waited for elsewhere. Never blocks on a server."""
-        with self._lock:
+        with _in_pool, self._lock:
             self._tenants.discard(tenant)
             if lane.flying:
                 self._draining.append(lane)
@@ -203,14 +241,14 @@ class LanePool:
 
     def drop(self, lane: Lane, tenant: Tenant) -> None:
         """Take back a lane whose ring is in disorder or closed: it isn't used again. Blocking, bounded."""
-        with self._lock:
+        with _in_pool, self._lock:
             self._tenants.discard(tenant)
             self._bytes -= len(lane.memory)
         lane.close()
 
     def close(self) -> None:
         """Close what isn't lent; what is lent is closed when it comes back. Blocks as Lane.close."""
-        with self._lock:
+        with _in_pool, self._lock:
             self._closed = True
             lanes = self._idle + self._draining
             self._idle, self._draining = [], []
@@ -223,10 +261,11 @@ class LanePool:
         """In a child of fork, where a thread that doesn't exist may hold the lock."""
         self._lock = threading.Lock()
         self._news = threading.Event()
+        _in_pool.after_fork_in_child()
         self.close()
 
     def _put_away(self, lane: Lane) -> None:
-        with self._lock:
+        with _in_pool, self._lock:
             keep = not self._closed and len(self._idle) < _MAX_IDLE
             if keep:
                 self._idle.append(lane)
@@ -245,7 +284,7 @@ class LanePool:
     def _tend(self) -> None:
         while True:
             self._news.wait(TURN_S)
-            with self._lock:
+            with _in_pool, self._lock:
                 tenants = list(self._tenants)
                 lanes, self._draining = self._draining, []
                 if self._closed or not (tenants or lanes):
@@ -265,12 +304,12 @@ class LanePool:
             lane.take(0)
         except FfsError as error:
             _log.warning("a ring is given up: %s", error)
-            with self._lock:
+            with _in_pool, self._lock:
                 self._bytes -= len(lane.memory)
             lane.close()
             return
         if lane.flying == 0:
             self._put_away(lane)
             return
-        with self._lock:
+        with _in_pool, self._lock:
             self._draining.append(lane)
