@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,8 @@ TURN_S: Final = 0.05
 _MAX_IDLE: Final = 4
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def lane_bytes(chunk_size: int) -> int:
@@ -96,6 +98,16 @@ def _do(works: list[Callable[[], None]]) -> None:
             work()
         except Exception as error:
             tell(error)
+
+
+def _try(work: Callable[[T], None], of: T) -> bool:
+    """In the thread, which the other lanes need whatever becomes of this one."""
+    try:
+        work(of)
+    except Exception:
+        _log.exception("while a lane was looked after")
+        return False
+    return True
 
 
 class Tenant:
@@ -197,7 +209,8 @@ class LanePool:
         self._news = threading.Event()
 
     def take(self, size: int, tenant: Tenant) -> Lane | None:
-        """A quiet lane with `size` bytes of memory; None: all that there is for lanes is in use."""
+        """A quiet lane with `size` bytes of memory; None: all that there is for lanes is in use, or there is
+        no thread to look after it."""
         stale: list[Lane] = []
         with _in_pool, self._lock:
             lane = next((lane for lane in reversed(self._idle) if len(lane.memory) == size), None)
@@ -224,27 +237,35 @@ class LanePool:
                     _log.info("no lane to read ahead or write behind: %s", error)
                     return None
                 raise
-        with _in_pool, self._lock:
-            self._tenants.add(tenant)
-            self._see_to_thread()
-        return lane
+        tended = False
+        try:
+            with _in_pool, self._lock:
+                self._tenants.add(tenant)
+                tended = self._see_to_thread()
+        finally:
+            if not tended:
+                self.give(lane, tenant)
+        return lane if tended else None
 
     def give(self, lane: Lane, tenant: Tenant) -> None:
-        """Take back a lane; what is in flight on it is waited for elsewhere. Never blocks on a server."""
+        """Take back a lane; what is in flight on it is waited for elsewhere. Blocks (as Lane.close) only
+        where no thread can be had to wait for it."""
         with _in_pool, self._lock:
             self._tenants.discard(tenant)
-            if lane.flying:
+            drains = lane.flying > 0
+            waits = drains and self._see_to_thread()
+            if waits:
                 self._draining.append(lane)
-                self._see_to_thread()
-                return
-        self._put_away(lane)
+        if drains and not waits:
+            self._give_up(lane)
+        elif not drains:
+            self._put_away(lane)
 
     def drop(self, lane: Lane, tenant: Tenant) -> None:
         """Take back a lane whose ring is in disorder or closed: it isn't used again. Blocking, bounded."""
         with _in_pool, self._lock:
             self._tenants.discard(tenant)
-            self._bytes -= len(lane.memory)
-        lane.close()
+        self._give_up(lane)
 
     def close(self) -> None:
         """Close what isn't lent; what is lent is closed when it comes back. Blocks as Lane.close."""
@@ -274,12 +295,26 @@ class LanePool:
         if not keep:
             lane.close()
 
+    def _give_up(self, lane: Lane) -> None:
+        with _in_pool, self._lock:
+            self._bytes -= len(lane.memory)
+        lane.close()
+
     # --- the thread -------------------------------------------------------------------------
 
-    def _see_to_thread(self) -> None:
-        if self._thread is None and not self._closed:
+    def _see_to_thread(self) -> bool:
+        """Whether there is a thread: at a limit of threads, there may be none. Under the lock."""
+        if self._closed:
+            return False
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._tend, name="ffs-lanes", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._thread = None
+                _log.info("no lane to read ahead or write behind: %s", error)
+                return False
+        return True
 
     def _tend(self) -> None:
         while True:
@@ -292,9 +327,11 @@ class LanePool:
                     self._thread = None
                     break
             for lane in lanes:
-                self._drain(lane)
+                _try(self._drain, lane)
             for tenant in tenants:
-                tenant.tend(time.monotonic())
+                if not _try(tenant.tend, time.monotonic()):
+                    with _in_pool, self._lock:
+                        self._tenants.discard(tenant)  # the file's next calls have it
             del tenants
         if self._closed:
             self.close()
@@ -302,11 +339,9 @@ class LanePool:
     def _drain(self, lane: Lane) -> None:
         try:
             lane.take(0)
-        except FfsError as error:
+        except Exception as error:
             _log.warning("a ring is given up: %s", error)
-            with _in_pool, self._lock:
-                self._bytes -= len(lane.memory)
-            lane.close()
+            self._give_up(lane)
             return
         if lane.flying == 0:
             self._put_away(lane)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -106,4 +107,84 @@ def test_garbage_that_is_collected_inside_the_pool(layer: type[FileReader | File
     assert found
     assert handle.closed
     assert len(pool._idle) == 2
+    pool.close()
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A machine at its limit of threads, until it is undone."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        yield patch
+
+
+def test_without_a_thread_there_are_no_lanes_until_there_can_be_one(no_thread: pytest.MonkeyPatch) -> None:
+    pool, tenant = pool_of(FakeLane()), Idler()
+    assert pool.take(SIZE, tenant) is None
+    assert (len(pool._idle), pool._bytes, len(pool._tenants)) == (1, SIZE, 0)
+    no_thread.undo()
+    assert pool.take(SIZE, tenant) is not None
+    assert pool._thread is not None
+    assert pool._thread.is_alive()
+    pool.close()
+
+
+def test_what_is_in_flight_is_waited_for_without_a_thread(no_thread: pytest.MonkeyPatch) -> None:
+    pool, lane = pool_of(), FakeLane()
+    pool._bytes, lane.flying = SIZE, 1
+    pool.give(lane, Idler())  # type: ignore[arg-type]
+    assert lane.closed
+    assert pool._bytes == 0
+
+
+def test_what_comes_back_to_a_closed_pool_is_closed() -> None:
+    pool, lane = pool_of(), FakeLane()
+    pool._bytes, lane.flying = SIZE, 1
+    pool.close()
+    pool.give(lane, Idler())  # type: ignore[arg-type]
+    assert lane.closed
+    assert pool._bytes == 0
+
+
+def test_what_goes_wrong_with_one_lane_leaves_the_others_their_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Wrong(Idler):
+        def _look_after(self, now: float) -> None:
+            raise ZeroDivisionError
+
+    class Broken(FakeLane):
+        def take(self, least: int) -> list[Any]:
+            raise ZeroDivisionError
+
+        def close(self) -> None:
+            super().close()
+            raise ZeroDivisionError
+
+    class Right(Idler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turns = 0
+            self.seen = threading.Event()
+
+        def _look_after(self, now: float) -> None:
+            self.turns += 1
+            if self.turns == 5:  # turns after those with the wrong ones
+                self.seen.set()
+
+    pool = pool_of(FakeLane(), FakeLane())
+    broken, wrong, right = Broken(), Wrong(), Right()
+    broken.flying = 1
+    pool._bytes += SIZE
+    assert pool.take(SIZE, wrong)
+    pool.give(broken, Idler())  # type: ignore[arg-type]
+    assert pool.take(SIZE, right)
+    assert right.seen.wait(30)
+    assert broken.closed
+    assert pool._bytes == 2 * SIZE
+    assert caplog.text.count("in _look_after") == 1  # not at each turn again
     pool.close()
