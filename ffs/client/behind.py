@@ -137,7 +137,11 @@ class Behind(Tenant):
             self._receive(0)
         if now - self._used_at > IDLE_S:
             if self._part is not None and self._place >= 0:
-                self._post()
+                end = self._part.chunk * self._chunk_size + self._part.high
+                if self._handle.has_room(
+                    end
+                ):  # else it is asked for by the file's next call: here all would wait
+                    self._post()
             elif not self._flying and not self._again:
                 self._leave()
 

@@ -135,6 +135,7 @@ class World:
     ino: int = 7
     reported: int = 0
     doubtful: bool = False
+    roomy: bool = True
     lent: list[FakeLane] = field(default_factory=list)
 
     def chance(self, probability: float) -> bool:
@@ -148,9 +149,13 @@ class World:
         return self
 
     def ensure_room(self, end: int) -> None:
-        pass
+        self.roomy = True
+
+    def has_room(self, end: int) -> bool:
+        return self.roomy
 
     def extent_to_write(self, session: World, end: int) -> Extent:
+        self.roomy = True
         if self.chance(self.failing / 3):
             raise errors.Fenced("the session is over, say")
         return Extent()
@@ -309,6 +314,27 @@ def test_what_is_on_its_way_when_a_file_is_discarded_is_told_at_its_close() -> N
         flying = bool(behind._flying)
         behind.discard()
         assert world.doubtful == flying == (turns == 8)
+
+
+def test_an_idle_part_asks_for_no_room() -> None:
+    """That would be a question to a service, for which the lanes of all files would wait."""
+    world = World(random.Random(1))
+    world.random.randint = lambda a, b: a  # type: ignore[method-assign]
+    world.chance = lambda probability: False  # type: ignore[method-assign]
+    behind = Behind(world, threading.Lock())  # type: ignore[arg-type]
+    for turn in range(2):
+        behind.write(turn * CHUNK, np.full(CHUNK, 5, np.uint8))
+    behind.write(2 * CHUNK, np.full(100, 5, np.uint8))
+    behind._await_all()
+    world.roomy = False  # the file's epoch was raised meanwhile, say
+    behind.tend(1e9)
+    assert not world.roomy
+    assert behind._part is not None
+    world.roomy = True
+    behind.tend(1e9)
+    assert behind._part is None
+    behind.finish()
+    assert (world.stored[: 2 * CHUNK + 100] == 5).all()
 
 
 def test_memory_is_bounded() -> None:
