@@ -138,9 +138,7 @@ class Behind(Tenant):
         if now - self._used_at > IDLE_S:
             if self._part is not None and self._place >= 0:
                 end = self._part.chunk * self._chunk_size + self._part.high
-                if self._handle.has_room(
-                    end
-                ):  # else it is asked for by the file's next call: here all would wait
+                if self._handle.has_room(end):  # else the file's next call asks: here all lanes would wait
                     self._post()
             elif not self._flying and not self._again:
                 self._leave()
