@@ -51,6 +51,12 @@ _MAX_TURNS = 16
 """How often one request starts again because the file changed under it."""
 
 
+def _cut_between(before: int, after: int) -> bool:
+    """Whether the file may have been cut between these epochs. A truncation raises it by two; by one it goes
+    up when a writer that is gone is settled (docs/metadata.md, Sessions): nothing is cut then."""
+    return after - before not in (0, 1)
+
+
 class OpenFile:
     """One open of one file. `core` gives the core of the calling process."""
 
@@ -343,7 +349,7 @@ class OpenFile:
     def note_written(self, end: int, epoch: int) -> None:
         """Data up to byte `end` was written under `epoch`: to be reported at the next flush."""
         with self._lock:
-            if epoch == self.epoch:
+            if not _cut_between(epoch, self.epoch):
                 self._unreported_end = max(self._unreported_end, end)
                 self.length = max(self.length, end)
         self.changed()
@@ -374,14 +380,14 @@ class OpenFile:
             raise self._named(error) from None
 
     def _take_epoch(self, session: Session) -> None:
-        """The file was truncated elsewhere: learn its epoch and length. What was written before and
-        isn't reported has been cut, or lies below the new length."""
+        """The file was truncated elsewhere, or another writer of it is gone: learn its epoch and length. What
+        was written before a truncation and isn't reported has been cut, or lies below the new length."""
         epoch = self._renew(session)
         self._room.move(epoch)  # first: no write under the new epoch counts on room of the old one
         with self._lock:
-            if epoch != self.epoch:
-                self.epoch = epoch
+            if _cut_between(self.epoch, epoch):
                 self._unreported_end = 0
+            self.epoch = epoch
         self.look()
 
     def _named(self, error: FfsError) -> FfsError:
@@ -421,22 +427,25 @@ class OpenFile:
 
     def report(self) -> None:
         """Publish the length of what was written. On return, who opens the file sees it. Blocking."""
-        end = self._unreported_end
-        if end == 0 or not self.writing:
+        for _ in range(_MAX_TURNS):
+            end = self._unreported_end
+            if end == 0 or not self.writing:
+                return
+            session = self._live()
+            request = meta.Fsync(
+                ino=self.ino, handle=self._handle, epoch=self.epoch, length=end, doubtful=self._doubtful
+            )
+            reply = session.call(request, meta.LengthReply)
+            if not reply.merged:
+                self._take_epoch(session)
+                continue  # what still counts
+            with self._lock:
+                if self._unreported_end == end:
+                    self._unreported_end = 0
+                self.length = max(reply.length, self._unreported_end)
+            self._room.hear(reply.epoch, reply.reserved)
             return
-        session = self._live()
-        request = meta.Fsync(
-            ino=self.ino, handle=self._handle, epoch=self.epoch, length=end, doubtful=self._doubtful
-        )
-        reply = session.call(request, meta.LengthReply)
-        if not reply.merged:
-            self._take_epoch(session)
-            return
-        with self._lock:
-            if self._unreported_end == end:
-                self._unreported_end = 0
-            self.length = max(reply.length, self._unreported_end)
-        self._room.hear(reply.epoch, reply.reserved)
+        raise Overloaded("the file is truncated faster than its length can be reported", self.path)
 
     def truncate(self, length: int) -> None:
         """Set the length; what lies beyond is gone, what is added reads as zeros. Blocking."""

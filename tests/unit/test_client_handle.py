@@ -1,0 +1,91 @@
+"""What an open file knows of its length while its epoch goes up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ffs.client.handle import OpenFile
+from ffs.proto import meta
+from ffs.proto.records import FILE
+
+
+def _attributes(epoch: int) -> meta.Attributes:
+    return meta.Attributes(
+        v=1,
+        ino=5,
+        type=FILE,
+        mode=0o644,
+        uid=0,
+        gid=0,
+        nlink=1,
+        length=0,
+        mtime_ns=0,
+        ctime_ns=0,
+        btime_ns=0,
+        epoch=epoch,
+    )
+
+
+class Session:
+    """Of a file at a service that raised its epoch to `epoch`; its length there is 0."""
+
+    over = False
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.asked: list[Any] = []
+        self.readers: dict[int, Any] = {}
+
+    def renew_capability(self, number: int) -> int:
+        return self.epoch
+
+    def drop_capability(self, number: int) -> None: ...
+
+    def ask(self, request: Any, answer: Any) -> Any:
+        return meta.StatReply(attributes=_attributes(self.epoch))
+
+    def call(self, request: Any, answer: Any) -> Any:
+        self.asked.append(request)
+        return meta.LengthReply(length=request.length, epoch=self.epoch, merged=request.epoch == self.epoch)
+
+
+def opened(session: Session) -> OpenFile:
+    file = OpenFile(lambda: session, "/f", meta.OPEN_WRITE)  # type: ignore[arg-type, return-value]
+    file._session = file._session_core = session  # type: ignore[assignment]
+    file.ino, file._handle, file._native_id, file.epoch = 5, 3, 1, 4
+    return file
+
+
+@pytest.mark.parametrize(("epoch", "known"), [(4, 900), (5, 900), (6, 0), (7, 0)])
+def test_only_a_truncation_makes_a_writer_forget_its_length(epoch: int, known: int) -> None:
+    """By one, it goes up when another writer, which is gone, is settled: what this one wrote stands."""
+    session = Session(epoch)
+    file = opened(session)
+    file.note_written(900, 4)
+    file._take_epoch(session)  # type: ignore[arg-type]
+    assert (file.epoch, file.length) == (epoch, known)
+    file.close()
+    (close,) = session.asked
+    assert (close.epoch, close.length, close.written) == (epoch, known, known > 0)
+
+
+@pytest.mark.parametrize(("epoch", "known"), [(4, 900), (5, 900), (6, 0)])
+def test_a_write_that_comes_back_after_the_epoch_went_up(epoch: int, known: int) -> None:
+    session = Session(epoch)
+    file = opened(session)
+    file._take_epoch(session)  # type: ignore[arg-type]
+    file.note_written(900, 4)
+    assert (file.length, file._unreported_end) == (known, known)
+
+
+@pytest.mark.parametrize(("epoch", "told"), [(4, [4]), (5, [4, 5]), (6, [4])])
+def test_a_flush_that_learns_of_a_new_epoch_reports_again_what_counts(epoch: int, told: list[int]) -> None:
+    session = Session(epoch)
+    file = opened(session)
+    file.note_written(900, 4)
+    file.report()
+    assert [(request.epoch, request.length) for request in session.asked] == [(one, 900) for one in told]
+    assert (file.epoch, file.length) == (epoch, 0 if epoch == 6 else 900)
+    assert file._unreported_end == 0
