@@ -59,7 +59,8 @@ async def need_writer(txn: Transaction, client: int, ino: int, handle: int) -> N
 async def _merge(
     core: Core, txn: Transaction, req: meta.Close | meta.CloseEntry | meta.Fsync
 ) -> tuple[meta.LengthReply, Inode]:
-    """Takes a length as a maximum, if its epoch is the file's."""
+    """Takes a length as a maximum, if its epoch is the file's, or the one before: by one it goes up when
+    another writer is settled, which cuts nothing; by a truncation it goes up by two."""
     if not 0 <= req.length <= MAX_FILE_BYTES:
         raise errors.TooLarge(f"a file's length is 0 to {MAX_FILE_BYTES} bytes, not {req.length}")
     key = inode_key(req.ino)
@@ -75,7 +76,7 @@ async def _merge(
         txn.max(key + SUB_DOUBTFUL, 1)
     if not req.written:
         return meta.LengthReply(length=length, epoch=epoch), inode
-    if req.epoch < epoch:
+    if req.epoch < epoch - 1:
         await need_trimmed(txn, req.ino)  # the answer tells the new epoch
         return meta.LengthReply(length=length, epoch=epoch, merged=False), inode
     txn.max(key + SUB_LENGTH, req.length)

@@ -410,6 +410,38 @@ def test_a_truncation_meets_a_dead_writer() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("kind", [meta.Fsync, meta.Close])
+def test_the_length_of_a_writer_counts_while_another_is_settled(kind: type[meta.Fsync | meta.Close]) -> None:
+    """It was written before the settling raised the epoch, and nothing was cut. The settling itself stands
+    still: a chain doesn't answer, say."""
+
+    async def test(w: World) -> None:
+        dead = await Caller.connect(w.namespace)
+        left = await dead(meta.Open(path=b"/f", flags=W))
+        mine = await w.me(meta.Open(path=b"/f", flags=W))
+        await w.write(w.me, mine, 0, 5000)
+        await dead(meta.SessionClose())
+        core = Core(w.store, w.cluster, Standing(), cluster_id=CLUSTER)
+        with pytest.raises(errors.ChainUnavailable):
+            await settle_writer(core, dead.client, left.ino, left.handle)
+        epoch = mine.attributes.epoch
+        reply = await w.me(kind(ino=mine.ino, handle=mine.handle, epoch=epoch, length=5000, written=True))
+        assert (reply.merged, reply.length, reply.epoch) == (True, 5000, epoch + 1)
+        assert (await w.me(meta.Stat(path=b"/f"))).attributes.length == 5000
+
+    run(test)
+
+
+class Standing(FakeChains):
+    """Chains that take a raised epoch and don't answer then."""
+
+    async def raise_space_epoch(self, chain: int, space: int, epoch: int) -> None:
+        pass
+
+    async def last_chunk(self, chain: int, space: int) -> tuple[bytes, int] | None:
+        raise errors.ChainUnavailable("no replica is there")
+
+
 class InStep(FakeChains):
     """Chains as one of two settlers sees them, who are in step all the time: each asks for the length only
     when the other has raised the epoch after it, or is done."""
