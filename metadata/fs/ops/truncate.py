@@ -12,7 +12,7 @@ from metadata.fs.core import Core
 from metadata.fs.ops.close import need_writer
 from metadata.fs.ops.open import cut, need_trimmed
 from metadata.fs.ops.stat import resolve
-from metadata.fs.schema import Reader, get_inode, writer_key
+from metadata.fs.schema import Reader, get_inode, session_key, writer_key
 from metadata.fs.walk import R, W, may, need
 from metadata.kv.contract import Transaction
 
@@ -56,6 +56,10 @@ async def renew(
         raise errors.InvalidArgument(f"rights {req.rights}: 1 to read, 2 to write, 3 for both")
     want = (R if req.rights & RIGHT_READ else 0) | (W if req.rights & RIGHT_WRITE else 0)
     if inode.type == FILE and req.handle:
+        # The write session of a dead client stands until it is settled; the epoch goes up before. Under that
+        # one the client could still write, at servers that haven't heard of its fence yet.
+        if await reader.get(session_key(req.client)) is None:
+            raise errors.Fenced(f"client session {req.client} is over: connect again")
         if await reader.get(writer_key(req.ino, req.client, req.handle)) is None:
             raise errors.BadHandle(
                 f"write session {req.handle} of inode {req.ino} is over: open the file again"

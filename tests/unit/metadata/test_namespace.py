@@ -442,6 +442,24 @@ class Standing(FakeChains):
         raise errors.ChainUnavailable("no replica is there")
 
 
+def test_a_dead_client_gets_no_capability_while_it_is_settled() -> None:
+    """Under the raised epoch it could write until the storage servers hear of its fence: beyond the length
+    that the chains were asked for."""
+
+    async def test(w: World) -> None:
+        dead = await Caller.connect(w.namespace)
+        left = await dead(meta.Open(path=b"/f", flags=W))
+        assert await dead(meta.CapabilityRenew(ino=left.ino, handle=left.handle, rights=2))
+        await dead(meta.SessionClose())
+        core = Core(w.store, w.cluster, Standing(), cluster_id=CLUSTER)
+        with pytest.raises(errors.ChainUnavailable):
+            await settle_writer(core, dead.client, left.ino, left.handle)
+        with pytest.raises(errors.Fenced):
+            await dead(meta.CapabilityRenew(ino=left.ino, handle=left.handle, rights=2))
+
+    run(test)
+
+
 class InStep(FakeChains):
     """Chains as one of two settlers sees them, who are in step all the time: each asks for the length only
     when the other has raised the epoch after it, or is done."""
