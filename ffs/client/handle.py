@@ -404,6 +404,9 @@ class OpenFile:
             return session.renew_capability(self._capability(session))
         except BadHandle as error:
             raise Fenced(f"{error.message}; the service has closed this file", self.path) from error
+        except Fenced as error:
+            session.over = True
+            raise self._named(error) from None
 
     # --- lengths ----------------------------------------------------------------------------
 

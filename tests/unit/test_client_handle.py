@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ffs import errors
 from ffs.client.handle import OpenFile
 from ffs.proto import meta
 from ffs.proto.records import FILE
@@ -32,6 +33,7 @@ class Session:
     """Of a file at a service that raised its epoch to `epoch`; its length there is 0."""
 
     over = False
+    ended = False  # at the service
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -39,6 +41,8 @@ class Session:
         self.readers: dict[int, Any] = {}
 
     def renew_capability(self, number: int) -> int:
+        if self.ended:
+            raise errors.Fenced("client session 9 is over: connect again")
         return self.epoch
 
     def drop_capability(self, number: int) -> None: ...
@@ -89,3 +93,12 @@ def test_a_flush_that_learns_of_a_new_epoch_reports_again_what_counts(epoch: int
     assert [(request.epoch, request.length) for request in session.asked] == [(one, 900) for one in told]
     assert (file.epoch, file.length) == (epoch, 0 if epoch == 6 else 900)
     assert file._unreported_end == 0
+
+
+def test_a_session_that_is_over_is_told_with_the_name_of_the_file() -> None:
+    session = Session(4)
+    file = opened(session)
+    session.ended = True
+    with pytest.raises(errors.Fenced, match="'/f'"):
+        file._take_epoch(session)  # type: ignore[arg-type]
+    assert session.over
