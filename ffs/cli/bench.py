@@ -97,6 +97,9 @@ def _add_io(what: Commands) -> None:
     io.add_argument("--device", action="append", choices=DEVICES)
     io.add_argument("--replicas", action="append", type=count_argument, metavar="N")
     io.add_argument("--checksum", choices=("on", "off"))
+    io.add_argument(
+        "--huge-pages", action="store_true", help="ffs's memory in reserved ones (vm.nr_hugepages), not lent"
+    )
     io.add_argument("--plot", type=Path, metavar="FILE", help="ratio by size, as .svg or .html")
     io.add_argument("--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)")
     io.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
@@ -117,7 +120,8 @@ def run_io(args: argparse.Namespace) -> int:
             places = {"disk": scratch, "tmpfs": Path(memory) / "tmpfs", "null": Path(memory) / "null"}
             for place in places.values():
                 place.mkdir(exist_ok=True)
-            return Suite(places, args.slices, args.slice_ms / 1000).run(cases, names, _say)
+            suite = Suite(places, args.slices, args.slice_ms / 1000, args.huge_pages)
+            return suite.run(cases, names, _say)
 
         found = _print(args, results)
     if args.plot is not None:

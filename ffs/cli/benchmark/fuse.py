@@ -136,7 +136,7 @@ class Suite:
         )
         for index, mount in enumerate(mounts):
             name = case.name(mount, place)
-            cost = {**cpu.as_fields(), "huge_pages": loop.huge_pages}
+            cost = cpu.as_fields()
             yield result_of(case, name, rounds, index, device, cost, noisy=is_noisy(noise))
 
     def _reader(self, case: FuseCase, path: Path) -> FloorSpec:

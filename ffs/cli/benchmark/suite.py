@@ -34,11 +34,13 @@ META_NAMES = tuple(META_GOALS)
 
 @dataclass(slots=True)
 class Suite:
-    """One run. `directories`: by device, on the file system that is measured; all in them is ours."""
+    """One run. `directories`: by device, on the file system that is measured; all in them is ours.
+    `huge_pages`: ffs moves the data of its ring's cases from and to reserved ones."""
 
     directories: Mapping[str, Path]
     slices: int
     slice_s: float
+    huge_pages: bool = False
     noise: float = 1.0
 
     @property
@@ -127,13 +129,14 @@ class Suite:
                     random=case.random,
                     zeros=case.device == "null",
                     batch=case.depth // 2 if case.op == "requests" else 1,
+                    huge_pages=self.huge_pages,
                 )
             )
             cpu = meter(cluster.processes().values())
             rounds = alternate(
                 metered(loop, cpu, case.block_bytes), floors.contestants, self.slices, self.slice_s
             )
-        cost = {**cpu.as_fields(), "huge_pages": loop.huge_pages}
+        cost = {**cpu.as_fields(), "huge_pages": self.huge_pages}
         return result_of(case, rounds, floors, cost, noisy=self.noisy)
 
     # --- namespace --------------------------------------------------------------------------------
