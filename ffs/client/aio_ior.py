@@ -79,7 +79,7 @@ class _Side:
         self._loop = loop
         self._calls: dict[int, _Call] = {}  # with requests in flight
         self._queue: deque[_Call] = deque()
-        self._turn_comes = False
+        self._turn_comes: asyncio.Handle | None = None
         loop.add_reader(self.ior.fileno(), self._turn)
 
     @property
@@ -102,6 +102,7 @@ class _Side:
     def close(self) -> None:
         """Blocks until no server can touch a buffer; at once if nothing is in flight."""
         self._loop.remove_reader(self.ior.fileno())
+        self._turn_is_here()  # it may still come for a call that was refused, which nothing waits for
         self.ior.close()
 
     def _cancel(self, call: _Call) -> None:
@@ -139,13 +140,17 @@ class _Side:
             self._calls[call.number] = call
 
     def _come(self) -> None:
-        if not self._turn_comes:
-            self._turn_comes = True
-            self._loop.call_soon(self._turn)
+        if self._turn_comes is None:
+            self._turn_comes = self._loop.call_soon(self._turn)
+
+    def _turn_is_here(self) -> None:
+        if self._turn_comes is not None:
+            self._turn_comes.cancel()
+            self._turn_comes = None
 
     def _turn(self) -> None:
         """Submits what is prepared and takes what is complete; never waits."""
-        self._turn_comes = False
+        self._turn_is_here()  # perhaps by the descriptor, before the one that was to come
         empty = self.ior._take_empty()
         try:
             cqes = self.ior._wait(0, 0.0)

@@ -80,6 +80,21 @@ def test_what_cannot_be_is_refused_and_the_ring_goes_on(client: PlainClient, fil
     run(work())
 
 
+def test_a_call_that_was_refused_leaves_the_loop_in_peace(client: PlainClient, file: PlainFile) -> None:
+    async def work() -> None:
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        with Iov(CHUNK) as iov:
+            async with AsyncIor(client, 16) as ring:  # type: ignore[arg-type]
+                with pytest.raises(errors.InvalidArgument, match="request 0"):
+                    await ring.read_many(file, [-5], iov, [0], [4096])  # type: ignore[arg-type]
+            await asyncio.sleep(0)  # what is on the loop by now runs
+            await asyncio.sleep(0)
+        assert told == []
+
+    run(work())
+
+
 def test_room_is_asked_for_in_a_thread(client: PlainClient, file: PlainFile) -> None:
     async def main() -> None:
         async with AsyncIor(client, 16) as ring:
