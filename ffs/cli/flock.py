@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from ffs.cli.parsing import Commands, command, connect, print_json, seconds_argu
 from ffs.cli.text import table
 
 if TYPE_CHECKING:
+    from ffs.client.locks import Lock
     from ffs.proto.meta import LockHolder
 
 NOT_FOUND = 127  # as a shell has it
 SIGNALLED = 128
 LOOK_S = 0.5  # how often it's looked whether the lock is still there
+ASK_S = 2.0  # how often the service is asked
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -43,7 +46,8 @@ def add_commands(commands: Commands) -> None:
         "--break",
         action="store_true",
         dest="force",
-        help="end all locks of it, as its owner or root; no command",
+        help="end all locks of it, as its owner or root; commands of ffs flock that run under them are told "
+        "to end (SIGTERM) soon after; no command",
     )
     flock.add_argument("path", metavar="PATH", help="of a file, made if it isn't there, or a directory")
     flock.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND", help="with its arguments")
@@ -77,15 +81,45 @@ def run_flock(args: argparse.Namespace) -> int:
             print(plain(said, sys.stderr), file=sys.stderr)
             return int(args.conflict_exit_code)
         try:
-            return run_command(line, lambda: lock.lost, place.path)
+            return run_command(line, why_lost(lock), place.path)
         finally:
-            lock.release()
+            _release(lock, place.path)
 
 
-def run_command(line: list[str], lost: Callable[[], bool], path: str) -> int:
-    """Runs it to its end, and tells it to end (SIGTERM) when the lock is `lost`: others may have it. SIGTERM
-    and SIGHUP go to the command, since it would outlive its lock if they ended this process. Returns the
-    status that a shell gives; never 0 after the lock was lost."""
+def why_lost(lock: Lock, ask_s: float = ASK_S) -> Callable[[], str]:
+    """What `run_command` asks: why the lock isn't ours any more, "" while it is. The service is asked too,
+    every `ask_s` seconds: who ends locks of others doesn't tell their holders."""
+    asked = time.monotonic()
+
+    def why() -> str:
+        nonlocal asked
+        if lock.lost:
+            return "was lost with its session"
+        if time.monotonic() - asked < ask_s:
+            return ""
+        ended = lock.ended()
+        asked = time.monotonic()
+        return "was ended by somebody else (ffs flock --break)" if ended else ""
+
+    return why
+
+
+def _release(lock: Lock, path: str) -> None:
+    """The command has run, and its status is what counts: a lock that can't be let go of is only told."""
+    try:
+        lock.release()
+    except errors.FfsError as error:
+        said = (
+            f"ffs flock: warning: {path}: the command has ended, but its lock couldn't be let go of: it ends "
+            f"with the session, a little later: {error.message}"
+        )
+        print(plain(said, sys.stderr), file=sys.stderr)
+
+
+def run_command(line: list[str], lost: Callable[[], str], path: str) -> int:
+    """Runs it to its end, and tells it to end (SIGTERM) when `lost` says why the lock is gone: others may
+    have it. SIGTERM and SIGHUP go to the command, since it would outlive its lock if they ended this
+    process. Returns the status that a shell gives; never 0 after the lock was lost."""
     try:
         process = subprocess.Popen(line)
     except FileNotFoundError:
@@ -96,9 +130,9 @@ def run_command(line: list[str], lost: Callable[[], bool], path: str) -> int:
 
     def watch() -> None:
         while not over.wait(LOOK_S):
-            if lost():
+            if why := lost():
                 gone.set()
-                said = f"ffs flock: {path}: the lock was lost with its session, the command is told to end"
+                said = f"ffs flock: {path}: the lock {why}, the command is told to end"
                 print(plain(said, sys.stderr), file=sys.stderr, flush=True)
                 process.terminate()
                 return

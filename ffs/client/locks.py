@@ -7,6 +7,7 @@ is done by the service; other threads of this process go on meanwhile.
 from __future__ import annotations
 
 import fcntl
+import logging
 import secrets
 import threading
 import time
@@ -19,6 +20,8 @@ from ffs.client.session import Session
 from ffs.errors import Busy, Fenced, FfsError, InvalidArgument, Overloaded
 from ffs.proto import meta
 from ffs.proto.meta import LOCK_ENTRIES, LOCK_FLOCK, LockHolder
+
+_log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 5000  # of one request, while a lock is waited for
 
@@ -65,6 +68,24 @@ class Lock:
         from the service learns of it when it's back."""
         session = self._session
         return session is not None and session.over
+
+    def ended(self) -> bool:
+        """Whether the service says that this lock, taken before, isn't there any more: others may have ended
+        it (`Client.break_locks`), which its holder isn't told. False too when no service answers soon, or it
+        can't say. Blocking, a few seconds at most."""
+        session = self._session
+        if session is None:
+            return False
+        request = meta.GetLocks(ino=self._ino, ticket=self._ticket)
+        try:
+            reply = self._core().ask_if_there(request, meta.LocksReply)
+        except FfsError as error:
+            _log.info("%s: who holds locks of it can't be told: %s", self._path, error)
+            return False
+        if reply is None:
+            return False
+        mine = session.client_id, self._owner, self._kind
+        return all((each.client, each.owner, each.kind) != mine for each in reply.holders)
 
     def acquire(self, *, exclusive: bool = True, timeout: float | None = None) -> list[LockHolder] | None:
         """Take it, or change it. `timeout`: seconds to wait, 0 not at all, None as long as it takes.

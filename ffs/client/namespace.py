@@ -220,7 +220,7 @@ class Namespace(Lookups):
 
     def break_locks(self, path: PathLike, *, entries: bool = False) -> list[LockHolder]:
         """End the locks that others hold of what is at `path` (`entries`: of a directory's entries), as its
-        owner or root; returns them. Their holders aren't told."""
+        owner or root; returns them. Their holders aren't told: only `ffs flock` asks, every two seconds."""
         kind = meta.LOCK_ENTRIES if entries else meta.LOCK_FLOCK
         request = meta.Unlock(path=wire_path(path), kind=kind, force=True)
         return self.core.change(request, meta.LocksReply).holders
