@@ -34,6 +34,7 @@ from ffs.client.ior_cut import Ints, cut, cut_inside
 from ffs.client.ior_table import Table
 from ffs.client.transfer import error_of_completion
 from ffs.errors import FfsError, InvalidArgument, NotFound, RingFull
+from ffs.layout import MAX_FILE_BYTES, file_chunk_key
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -92,6 +93,8 @@ class Ior:
         A read is cut at the length that the file is known to have. InvalidArgument names what is wrong;
         nothing was taken then. `data` belongs to the request until it completes."""
         part = data[0 : len(data)] if isinstance(data, Iov) else data
+        if self._take_one(_raw(file), offset, part, userdata):
+            return
         taken = self.prepare_many(file, [offset], part.iov, [part.offset], [part.length], [userdata])
         if taken == 0:
             raise RingFull(f"the ring holds its {self.entries} pieces: submit and wait, then go on")
@@ -148,6 +151,49 @@ class Ior:
         if self.depth and self._prepared >= self.depth:
             self.submit()
         return taken
+
+    def _take_one(self, file: File, offset: int, part: IovSlice, userdata: int) -> bool:
+        """One request inside one chunk, without arrays: a third of their time. False: it isn't that plain, or
+        the ring is full, or it can't be, which prepare_many says; nothing was taken."""
+        if type(offset) is not int or type(userdata) is not int:
+            return False
+        if not (0 <= offset < MAX_FILE_BYTES and 0 <= userdata < MAX_FILE_BYTES):
+            return False
+        if not (file.readable() if self.kind == "read" else file.writable()):
+            return False
+        size = part.length
+        if self.kind == "write":
+            file.ensure_room(offset + size)
+        else:
+            size = min(size, file.size - offset)
+        placement = file.placement
+        index, inside = divmod(offset, placement.layout.chunk_size)
+        if size < 1 or inside + size > placement.layout.chunk_size:
+            return False
+        number = self._table.next()
+        if number is None:
+            return False
+        try:
+            self._ring.prepare_one(
+                self._op,
+                placement.chain_of_index(index),
+                file.capability,
+                file.inode.to_bytes(8, "big") + file_chunk_key(index),
+                inside,
+                size,
+                part,
+                number,
+                flags=self._flags,
+                space_epoch=file.epoch,
+                priority=self.priority,
+            )
+        except RingFull:
+            return False
+        self._table.take_one(userdata, offset + size, file, part.iov)
+        self._prepared += 1
+        if self.depth and self._prepared >= self.depth:
+            self.submit()
+        return True
 
     def _check(self, files: Sequence[File], at: Ints, to: Ints, size: Ints, room: int) -> None:
         for file in files:
@@ -266,6 +312,9 @@ class Ior:
 
     def _settle(self, cqes: NDArray[Any]) -> NDArray[Any]:
         """Puts the caller's userdata in place and tells files how far they were written."""
+        if len(cqes) == 1 and self.kind == "read":
+            cqes["userdata"] = self._table.settle_one(int(cqes["userdata"][0]))
+            return cqes
         numbers = cqes["userdata"].astype(np.int64)
         if self.kind == "write":
             self._table.note_written(numbers[cqes["result"] >= 0])

@@ -42,6 +42,10 @@ class Table:
         count = min(count, self._free_count)
         return self._free[self._free_count - count : self._free_count][::-1].copy()
 
+    def next(self) -> int | None:
+        """A number; it is taken by `take_one`. None: all are in use."""
+        return int(self._free[self._free_count - 1]) if self._free_count else None
+
     def take(
         self, numbers: Ints, userdata: Ints, ends: Ints, files: list[File], which: Ints, iov: Iov
     ) -> None:
@@ -57,6 +61,26 @@ class Table:
             self._file[numbers] = _boxed(*files)[which]
             self._epoch[numbers] = np.array([file.epoch for file in files], dtype=np.int64)[which]
         self._iov[numbers] = _boxed(iov)
+
+    def take_one(self, userdata: int, end: int, file: File, iov: Iov) -> None:
+        """The number that `next` gave is in use now."""
+        self._free_count -= 1
+        number = self._free[self._free_count]
+        self._userdata[number] = userdata
+        self._end[number] = end
+        self._live[number] = True
+        self._file[number] = file
+        self._epoch[number] = file.epoch
+        self._iov[number] = iov
+
+    def settle_one(self, number: int) -> int:
+        """It is over: its userdata."""
+        self._file[number] = None
+        self._iov[number] = None
+        self._live[number] = False
+        self._free[self._free_count] = number
+        self._free_count += 1
+        return int(self._userdata[number])
 
     def settle(self, numbers: Ints) -> NDArray[Any]:
         """They are over: their userdata."""

@@ -14,7 +14,8 @@ import pytest
 
 from ffs import errors
 from ffs._native.iov import Iov
-from ffs._native.ring import OP_READ, OP_WRITE, SQE_ZERO_FILL, NativeClient
+from ffs._native.lib import ffi
+from ffs._native.ring import OP_READ, OP_WRITE, SQE_DTYPE, SQE_ZERO_FILL, NativeClient
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.client.ior import Ior
 from ffs.client.ior_cut import cut, cut_inside
@@ -289,6 +290,64 @@ def test_the_short_way_of_cutting_equals_the_long_one(file: PlainFile, iov: Iov)
     assert cut_inside(file, OP_READ, 0, at, iov.handle, to, size) is None
 
 
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_single_request_is_what_an_array_of_one_is(
+    client: PlainClient, file: PlainFile, iov: Iov, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = file.size = 100 * CHUNK - 50
+    places = [(0, 0, 1), (CHUNK - 9, 70, 9), (7 * CHUNK + 3, 5, CHUNK - 3), (end - 4, 9, 4), (end - 4, 9, 50)]
+    with ring(client, kind=kind, priority=3) as single, ring(client, kind=kind, priority=3) as arrays:
+        seen: list[Any] = []
+        prepare = arrays._ring.prepare
+        monkeypatch.setattr(arrays._ring, "prepare", lambda sqes: seen.append(sqes.copy()) or prepare(sqes))
+        monkeypatch.setattr(single._ring, "prepare", lambda sqes: pytest.fail("it took the long way"))
+        for number, (offset, place, size) in enumerate(places):
+            single.prepare(file, offset, iov[place : place + size], 40 + number)
+            assert arrays.prepare_many(file, [offset], iov, [place], [size], [40 + number]) == 1
+            one = np.frombuffer(ffi.buffer(single._ring._one), dtype=SQE_DTYPE)
+            for name in SQE_DTYPE.names or ():
+                assert one[name].tolist() == seen[-1][name].tolist(), (offset, name)
+        assert [single._table.find(40 + number) for number in range(len(places))] == [
+            arrays._table.find(40 + number) for number in range(len(places))
+        ]
+        with pytest.raises(errors.Busy):
+            iov.close()
+        done = [single.wait(1) for _ in places], [arrays.wait(1) for _ in places]
+        for way in done:
+            assert sorted(c.userdata for cs in way for c in cs) == [40, 41, 42, 43, 44]
+        assert not single._table.busy
+    iov.close()
+
+
+def test_a_single_request_that_cannot_be_takes_nothing(
+    client: PlainClient, file: PlainFile, iov: Iov
+) -> None:
+    with ring(client, entries=1) as ior:
+        for offset, part in [(-1, iov[0:4]), (0, iov[4:4]), (0.5, iov[0:4])]:
+            with pytest.raises(errors.InvalidArgument):
+                ior.prepare(file, offset, part)  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidArgument, match="userdata"):
+            ior.prepare(file, 0, iov[0:4], 1.5)  # type: ignore[arg-type]
+        assert not ior._table.busy
+        ior.prepare(file, file.size, iov[0:4], 5)  # at the end: done at once
+        assert ior.wait() == [(5, 0, None)]
+        ior.prepare(file, 0, iov[0:4], 6)
+        with pytest.raises(errors.RingFull):
+            ior.prepare(file, 0, iov[0:4], 7)
+        assert [done.userdata for done in ior.wait()] == [6]
+    file.writes = False
+    with ring(client, kind="write") as ior, pytest.raises(errors.InvalidArgument, match="isn't open"):
+        ior.prepare(file, 0, iov[0:4])
+    file.writes = True
+    file.room = 0
+    with ring(client, kind="write") as ior:
+        with pytest.raises(errors.QuotaExceeded):
+            ior.prepare(file, 11 * CHUNK, iov[0:4])
+        assert not ior._table.busy
+        ior.prepare(file, 0, iov[0:4])
+    assert [end for end, _ in file.asked] == [11 * CHUNK + 4, 4]
+
+
 def test_cancel_ends_a_request_and_unknown_ones_are_named(
     client: PlainClient, file: PlainFile, iov: Iov
 ) -> None:
@@ -334,7 +393,7 @@ def test_a_rings_priority_is_that_of_its_requests(
                 "prepare",
                 lambda sqes, seen=seen, prepare=prepare: seen.extend(sqes["priority"]) or prepare(sqes),
             )
-            ior.prepare(file, 0, iov[0:10])  # in one chunk, and over three
+            ior.prepare_many(file, [0], iov, [0], [10])  # in one chunk, and over three
             ior.prepare(file, CHUNK - 5, iov[0 : CHUNK + 10])
             assert seen == [given] * 4
 
