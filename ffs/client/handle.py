@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -321,7 +321,7 @@ class OpenFile:
             except BadHandle as error:
                 raise Fenced(f"{error.message}; the service has closed this file", self.path) from error
             except FfsError as error:
-                raise self._named(error) from None
+                self._raise_named(error)
         raise Overloaded("the file is truncated faster than room can be reserved for it", self.path)
 
     # --- who reads ahead --------------------------------------------------------------------
@@ -377,7 +377,7 @@ class OpenFile:
         elif isinstance(error, Fenced):
             session.over = True
         else:
-            raise self._named(error) from None
+            self._raise_named(error)
 
     def _take_epoch(self, session: Session) -> None:
         """The file was truncated elsewhere, or another writer of it is gone: learn its epoch and length. What
@@ -398,6 +398,17 @@ class OpenFile:
         message = error.message if meaning is None else f"{meaning} ({error.message})"
         return type(error)(message, self.path, errno=error.errno)
 
+    def _raise_named(self, error: FfsError) -> NoReturn:
+        """Raise it as the user sees it, where it is handled. Its context is the one of `error`: an exception
+        in the user's `with` block, say, on whose way out the file is closed."""
+        named = self._named(error)
+        try:
+            raise named
+        finally:
+            if named is not error:
+                named.__context__ = error.__context__
+            del named, error  # its traceback refers to this frame: the user's buffer would stay with both
+
     def _renew(self, session: Session) -> int:
         """Renew the capability at the service; returns the epoch to write under."""
         try:
@@ -406,7 +417,7 @@ class OpenFile:
             raise Fenced(f"{error.message}; the service has closed this file", self.path) from error
         except Fenced as error:
             session.over = True
-            raise self._named(error) from None
+            self._raise_named(error)
 
     # --- lengths ----------------------------------------------------------------------------
 

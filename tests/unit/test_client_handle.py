@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -102,3 +103,32 @@ def test_a_session_that_is_over_is_told_with_the_name_of_the_file() -> None:
     with pytest.raises(errors.Fenced, match="'/f'"):
         file._take_epoch(session)  # type: ignore[arg-type]
     assert session.over
+
+
+class Full(Session):
+    """Of a directory whose quota is used up."""
+
+    def call(self, request: Any, answer: Any) -> Any:
+        raise errors.QuotaExceeded("the quota is used up")
+
+
+def test_an_error_at_the_end_of_a_with_block_keeps_the_users_own() -> None:
+    """As with open(): and the error is told once, with the file's name."""
+    file = opened(Full(4))
+    file._placement = object()  # type: ignore[assignment]
+    file._room.begin(4, 0)
+    mine = KeyError("mine")
+
+    def work() -> None:
+        try:
+            raise mine
+        finally:
+            file.ensure_room(1)
+
+    with pytest.raises(errors.QuotaExceeded, match="'/f'") as caught:
+        work()
+    assert caught.value.__context__ is mine
+    assert not caught.value.__suppress_context__
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count("QuotaExceeded: ") == 1
+    assert "KeyError: 'mine'" in told
