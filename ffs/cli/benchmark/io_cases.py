@@ -67,6 +67,7 @@ class FileLoop:
         self._file = file
         self._block = block_bytes
         self._offsets = blocks * block_bytes
+        self._places: list[int] = self._offsets.tolist() if depth == 1 else []
         self._next = 0
         self._iov = memory(depth * block_bytes, huge_pages=huge_pages)
         self._batch = batch
@@ -87,6 +88,23 @@ class FileLoop:
             raise FfsError(f"the ring took {taken} of {len(places)} requests", errno=errno.ENOBUFS)
 
     def __call__(self, seconds: float) -> Slice:
+        return self._one_by_one(seconds) if len(self._all) == 1 else self._many(seconds)
+
+    def _one_by_one(self, seconds: float) -> Slice:
+        """As a program does that has one request at a time: without arrays."""
+        begun = time.perf_counter()
+        end = begun + seconds
+        part = self._iov[0 : self._block]
+        done = 0
+        while done == 0 or time.perf_counter() < end:
+            self._ring.prepare(self._file, self._places[self._next % len(self._places)], part)
+            self._next += 1
+            for completion in self._ring.wait():
+                _check_moved(completion.result, self._block)
+            done += 1
+        return Slice(done * self._block, time.perf_counter() - begun)
+
+    def _many(self, seconds: float) -> Slice:
         begun = time.perf_counter()
         end = begun + seconds
         self._send(self._all)
@@ -94,19 +112,20 @@ class FileLoop:
         done = 0
         while flying:
             places, moved = self._ring.wait_array(min(self._batch, flying))
-            if (moved != self._block).any():
-                worst = int(moved.min())
-                raise (
-                    error_of(worst)
-                    if worst < 0
-                    else FfsError(f"a request moved {worst} of {self._block} bytes")
-                )
+            _check_moved(int(moved.min()), self._block)
             done += len(places)
             flying -= len(places)
             if time.perf_counter() < end:
                 self._send(places.astype(np.int64))
                 flying += len(places)
         return Slice(done * self._block, time.perf_counter() - begun)
+
+
+def _check_moved(least: int, block_bytes: int) -> None:
+    if least < 0:
+        raise error_of(least)
+    if least != block_bytes:
+        raise FfsError(f"a request moved {least} of {block_bytes} bytes")
 
 
 @contextmanager
