@@ -273,6 +273,7 @@ class Ring:
         self._one = ffi.new("ffs_sqe*")
         self._events = ffi.new("uint32_t*")
         self._cqes = np.zeros(entries, dtype=CQE_DTYPE)
+        self._cqes_bytes = self._cqes.view(np.uint8).reshape(entries, CQE_DTYPE.itemsize)
         self._cqes_raw = ffi.from_buffer("ffs_cqe[]", self._cqes, require_writable=True)
 
     @property
@@ -375,7 +376,8 @@ class Ring:
             events = int(self._events[0])
             if events == WAIT_TIMEOUT and (until is None or left_ms > _STEP_MS):
                 continue
-            return self._cqes[:have].copy(), events
+            # As bytes: numpy copies a structure field by field, thirty times as slowly.
+            return np.frombuffer(bytearray(self._cqes_bytes[:have]), dtype=CQE_DTYPE), events
 
     def cancel(self, userdata: int) -> None:
         """Requests with this userdata complete with ECANCELED, or as they would have. NotFound."""
