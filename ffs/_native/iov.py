@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -137,6 +137,13 @@ class Iov:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._root = None  # what still uses the memory keeps it
+
+    def __reduce__(self) -> NoReturn:
+        # Of its slices too, which have it.
+        raise TypeError(
+            f"cannot pickle {self!r}: it is shared memory, no value. Make one in the worker; or give the"
+            " worker the descriptor, fileno(), by inheritance or a Unix socket, and map it there by ffs.Iov.from_fd"
+        )
 
     def __len__(self) -> int:
         return self._size

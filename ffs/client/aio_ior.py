@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ffs._native.iov import Iov, IovSlice
-from ffs.client.ior import Ior, _distinct, _raw, _whole_numbers, furthest
+from ffs.client.ior import Ior, _distinct, _raw, _whole_numbers, furthest, part_of
 from ffs.client.transfer import error_of_completion
 from ffs.errors import Cancelled, FfsError, InvalidArgument, ShutDown
 
@@ -244,12 +244,12 @@ class AsyncIor:
 
     async def read(self, file: File, offset: int, data: IovSlice | Iov) -> int:
         """One read of len(data) bytes; the bytes moved. As read_many."""
-        part = data[0 : len(data)] if isinstance(data, Iov) else data
+        part = part_of(data)
         return int((await self.read_many(file, [offset], part.iov, [part.offset], [part.length]))[0])
 
     async def write(self, file: File, offset: int, data: IovSlice | Iov) -> int:
         """One write of len(data) bytes. As write_many."""
-        part = data[0 : len(data)] if isinstance(data, Iov) else data
+        part = part_of(data)
         return int((await self.write_many(file, [offset], part.iov, [part.offset], [part.length]))[0])
 
     async def aclose(self) -> None:

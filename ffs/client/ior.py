@@ -15,7 +15,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -92,7 +92,7 @@ class Ior:
 
         A read is cut at the length that the file is known to have. InvalidArgument names what is wrong;
         nothing was taken then. `data` belongs to the request until it completes."""
-        part = data[0 : len(data)] if isinstance(data, Iov) else data
+        part = part_of(data)
         if self._take_one(_raw(file), offset, part, userdata):
             return
         taken = self.prepare_many(file, [offset], part.iov, [part.offset], [part.length], [userdata])
@@ -117,6 +117,8 @@ class Ior:
         at = _whole_numbers(offsets, "offsets")
         to = _whole_numbers(iov_offsets, "iov_offsets")
         size = _whole_numbers(lengths, "lengths")
+        if not isinstance(iov, Iov):
+            raise _no_memory(iov)
         user = np.arange(len(at)) if userdata is None else _whole_numbers(userdata, "userdata")
         if not len(at) == len(to) == len(size) == len(user):
             raise InvalidArgument(
@@ -356,6 +358,12 @@ class Ior:
         self._ring.close()
         self._table.clear()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "cannot pickle an Ior, which is of its process: make one in the worker; the client and files"
+            " that are open for reading can be pickled"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -381,9 +389,30 @@ def _whole_numbers(values: ArrayLike, what: str) -> Ints:
     return out.astype(np.int64, copy=False)
 
 
+def part_of(data: Any) -> IovSlice:
+    """Where one request's data is. TypeError: in no Iov."""
+    if isinstance(data, Iov):
+        return data[0 : len(data)]
+    if not isinstance(data, IovSlice):
+        raise _no_memory(data)
+    return data
+
+
+def _no_memory(given: Any) -> TypeError:
+    return TypeError(
+        f"a ring's data is in an ffs.Iov, not in a {type(given).__name__}: make one with ffs.Iov(size), and"
+        " put or take bytes by its buffer() or numpy(). One request takes it or its slice, iov[a:b]; many take the"
+        " Iov and offsets in it"
+    )
+
+
 def _raw(file: Any) -> File:
-    """The raw file under the layers of io that ffs.open puts over it."""
+    """The raw file under the layers of io that ffs.open puts over it. TypeError: there is none."""
     bottom: File = getattr(file, "raw", file)
+    if not hasattr(bottom, "ensure_room"):
+        raise TypeError(
+            f'a ring takes files that ffs.open or client.open gave in a binary mode ("rb", say), not {file!r}'
+        )
     return bottom
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from ffs._native.ring import OP_READ, OP_WRITE, SQE_DTYPE, SQE_ZERO_FILL, Native
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.client.ior import Ior
 from ffs.client.ior_cut import cut, cut_inside
+from ffs.client.layers import FileText
 from ffs.layout import Layout, Placement, chunk_slices, file_chunk_key
 
 CHUNK = 1 << 20
@@ -124,6 +127,33 @@ def ring(client: PlainClient, entries: int = 16, **options: Any) -> Ior:
 def test_impossible_rings_are_refused(client: PlainClient, options: dict[str, Any], word: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=word):
         ring(client, **{"entries": 16, **options})
+
+
+def test_what_is_no_file_or_memory_of_ours_is_refused_with_the_way_out(
+    client: PlainClient, file: Any, iov: Iov, tmp_path: Path
+) -> None:
+    own: Any
+    with ring(client) as ior, open(tmp_path / "x", "w+b") as own:
+        text = FileText(own)
+        for other in (text, own, "/a", None):
+            with pytest.raises(TypeError, match="in a binary mode"):
+                ior.prepare(other, 0, iov[0:10])
+            with pytest.raises(TypeError, match="in a binary mode"):
+                ior.prepare_many([file, other], [0, 0], iov, [0, 0], [1, 1])
+        text.detach()
+        for memory in (bytearray(10), iov.numpy(), None):
+            with pytest.raises(TypeError, match=r"ffs\.Iov\(size\)"):
+                ior.prepare(file, 0, memory)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"ffs\.Iov\(size\)"):
+                ior.prepare_many(file, [0], memory, [0], [1])  # type: ignore[arg-type]
+        assert ior.wait(1, 0) == []
+
+
+def test_pickling_says_what_to_do_instead(client: PlainClient, iov: Iov) -> None:
+    with ring(client) as ior:
+        for thing, way in ((ior, "in the worker"), (iov, "Iov.from_fd"), (iov[0:10], "Iov.from_fd")):
+            with pytest.raises(TypeError, match=way):
+                pickle.dumps(thing)
 
 
 def test_bad_requests_are_refused_by_number_and_none_is_taken(
