@@ -142,7 +142,8 @@ class Iov:
         # Of its slices too, which have it.
         raise TypeError(
             f"cannot pickle {self!r}: it is shared memory, no value. Make one in the worker; or give the"
-            " worker the descriptor, fileno(), by inheritance or a Unix socket, and map it there by ffs.Iov.from_fd"
+            " worker the descriptor, fileno(), by inheritance or a Unix socket, and map it there by"
+            " ffs.Iov.from_fd"
         )
 
     def __len__(self) -> int:

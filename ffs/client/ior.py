@@ -401,8 +401,8 @@ def part_of(data: Any) -> IovSlice:
 def _no_memory(given: Any) -> TypeError:
     return TypeError(
         f"a ring's data is in an ffs.Iov, not in a {type(given).__name__}: make one with ffs.Iov(size), and"
-        " put or take bytes by its buffer() or numpy(). One request takes it or its slice, iov[a:b]; many take the"
-        " Iov and offsets in it"
+        " put or take bytes by its buffer() or numpy(). One request takes it or a slice, iov[a:b]; many take"
+        " the Iov and offsets in it"
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ffs import errors
 from ffs._native.iov import Iov
-from ffs._native.ring import NativeClient
+from ffs._native.ring import OP_READ, OP_WRITE, NativeClient, Ring
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute
 from ffs.client.aio_ior import AsyncIor
 
@@ -93,6 +93,31 @@ def test_a_call_that_was_refused_leaves_the_loop_in_peace(client: PlainClient, f
         assert told == []
 
     run(work())
+
+
+def test_the_priority_is_that_of_both_its_rings(
+    client: PlainClient, file: PlainFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(ring: Any, iov: Iov) -> None:
+        async with asyncio.timeout(0.01), ring:
+            await asyncio.gather(ring.read(file, 0, iov[0:10]), ring.write(file, 0, iov[10:20]))
+
+    async def main() -> None:
+        with pytest.raises(errors.InvalidArgument, match="priority 256"):
+            AsyncIor(client, 16, priority=256)  # type: ignore[arg-type]
+        with Iov(CHUNK) as iov, pytest.raises(TimeoutError):
+            await work(AsyncIor(client, 16, priority=7), iov)  # type: ignore[arg-type]
+
+    seen: list[tuple[int, int]] = []
+    prepare = Ring.prepare
+
+    def see(ring: Ring, sqes: Any) -> int:
+        seen.extend(zip(sqes["op"].tolist(), sqes["priority"].tolist(), strict=True))
+        return prepare(ring, sqes)
+
+    monkeypatch.setattr(Ring, "prepare", see)
+    run(main())
+    assert sorted(seen) == sorted([(OP_READ, 7), (OP_WRITE, 7)])
 
 
 def test_room_is_asked_for_in_a_thread(client: PlainClient, file: PlainFile) -> None:
