@@ -5,7 +5,9 @@ All block; all are thread-safe; all raise OSErrors of ffs.errors with the path i
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from ffs.client.lookups import Lookups
 from ffs.client.paths import PathLike, check_path, decode_text, wire_path
@@ -59,11 +61,16 @@ class QuotaCalls(Lookups):
     def set_quota(self, path: PathLike, bytes: int | None = None, entries: int | None = None) -> Quota:
         """Give the directory at `path` a quota, or change its limits; returns it as it is then.
 
-        bytes, entries: at most so many below it; 0: without limit, only counted; None: as it is (of a new
-        one: without limit). What is in it already is counted in the background. A limit below what is used
-        refuses what is new, nothing else. For root and the owner of `/` (else NotPermitted). InvalidArgument:
-        quotas don't nest. NotADirectory.
+        bytes, entries: at most so many below it, whole numbers; 0: without limit, only counted; None: as it
+        is (of a new one: without limit). What is in it already is counted in the background. A limit below
+        what is used refuses what is new, nothing else. For root and the owner of `/` (else NotPermitted).
+        InvalidArgument: neither is given; quotas don't nest. NotADirectory.
         """
+        if bytes is None and entries is None:
+            raise InvalidArgument(
+                "give bytes, entries, or both; 0: no limit, only count (quota() tells what there is)",
+                check_path(path),
+            )
         request = SetQuota(
             path=wire_path(path),
             limit_bytes=_limit("bytes", bytes, path),
@@ -95,9 +102,15 @@ class QuotaCalls(Lookups):
             after = page.quotas[-1].quota
 
 
-def _limit(name: str, value: int | None, path: PathLike) -> int:
+def _limit(name: str, value: object, path: PathLike) -> int:
     if value is None:
         return KEEP
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(
+            f"{name} {value!r}: give a whole number ({name}=1 << 30, say), not a {type(value).__name__};"
+            " only ffs quota set reads 1G"
+        )
+    value = operator.index(value)
     if not 0 <= value <= MAX_LIMIT:
         raise InvalidArgument(f"{name} {value}: give 0 (no limit) to {MAX_LIMIT}", check_path(path))
     return value

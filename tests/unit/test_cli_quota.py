@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ffs.cli import build_parser, main
@@ -135,6 +136,18 @@ class Calls(QuotaCalls):
         ids = [i for i in (3, 5, 9) if i > request.after][:1]
         views = [QuotaView(quota=i, ino=i, path=b"/%d" % (10 - i)) for i in ids]
         return QuotaList(quotas=views, more=ids != [9])
+
+
+def test_limits_that_are_none() -> None:
+    calls = Calls()
+    with pytest.raises(InvalidArgument, match=r"give bytes, entries, or both.*'/a'"):
+        calls.set_quota("/a")
+    for wrong in ("1G", 1.5, True):
+        with pytest.raises(TypeError, match=r"bytes .*: give a whole number, not a "):
+            calls.set_quota("/a", bytes=wrong)  # type: ignore[arg-type]
+    assert calls.asked == []
+    calls.set_quota("/a", entries=np.int64(7))  # type: ignore[arg-type]
+    assert calls.asked == [SetQuota(path=b"/a", limit_bytes=KEEP, limit_entries=7)]
 
 
 def test_calls() -> None:
