@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,10 @@ from ffs.client.files import FileCalls
 from ffs.client.quota import QuotaCalls
 from ffs.client.unraisable import tell
 from ffs.client.xattr import XattrCalls
-from ffs.proto.auth import parse_token
+from ffs.proto.auth import Token, parse_token
 from ffs.proto.cluster import GetStatus, StatusReply
 from ffs.rpc.handshake import Credential
-from ffs.rpc.secret_file import environment_credential, read_secret
+from ffs.rpc.secret_file import environment_credential, environment_origin, read_secret, secret_origin
 
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
@@ -233,14 +234,42 @@ def connect(
     if token is not None:
         if secret is not None:
             raise errors.InvalidArgument("both a secret and a token: give one of them")
-        options = replace(options, secret=parse_token(token))
+        options = replace(options, secret=_token_itself(token))
     client = Client(resolve_address(address), options)
+    origin = "the token given as token=" if token is not None else _origin(secret)
     try:
-        client.core  # noqa: B018 - connects
+        with _saying(origin):
+            client.core  # noqa: B018 - connects
     except BaseException:
         client._closed = True
         raise
     return client
+
+
+def _token_itself(token: str) -> Token:
+    try:
+        return parse_token(token)
+    except errors.InvalidArgument as error:
+        error.strerror = (
+            f"{error.message}. token= takes the token itself: for a file's, give its content"
+            ' (Path("alice.token").read_text()) or name it in FFS_TOKEN_FILE'
+        )
+        raise
+
+
+def _origin(secret: bytes | str | os.PathLike[str] | None) -> str:
+    return environment_origin() if secret is None else secret_origin(secret)
+
+
+@contextlib.contextmanager
+def _saying(origin: str) -> Iterator[None]:
+    """Whoever is refused hears which secret or token that was with."""
+    try:
+        yield
+    except errors.Unauthenticated as error:
+        if origin:
+            error.strerror = f"{error.message} (asked with {origin})"
+        raise
 
 
 def _options(
@@ -301,7 +330,8 @@ _shared_lock = threading.Lock()
 def default_client() -> Client:
     """The client of FFS_CLUSTER that this process shares: what `ffs.open` uses. Blocking at first."""
     client = _client_for(resolve_address(None), ClientOptions(secret=environment_credential()))
-    client.core  # noqa: B018 - connects
+    with _saying(environment_origin()):
+        client.core  # noqa: B018 - connects
     return client
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from ffs.errors import ConnectionLost, FfsError, Unreachable
+from ffs.errors import ConnectionLost, FfsError, Unauthenticated, Unreachable
 from ffs.proto.common import Message
 from ffs.rpc.address import Address, format_address
 from ffs.rpc.blocking import BlockingConnection
@@ -81,9 +81,11 @@ class Link:
     def connect_any(self) -> None:
         """Connect to some service; each is tried once. Blocking.
 
-        Raises Unreachable, naming all that failed, or what the only service refused us with.
+        Raises Unreachable, naming all that failed, or what the only service refused us with; Unauthenticated
+        if each refused us so.
         """
         failures: list[str] = []
+        refused = 0
         for _ in self.servers:
             at = self._at
             try:
@@ -94,9 +96,11 @@ class Link:
             except FfsError as error:
                 if len(self.servers) == 1:
                     raise
+                refused += isinstance(error, Unauthenticated)
                 failures.append(f"{format_address(self.servers[at])}: {error.message}")
             self.turn_from(at)
-        raise Unreachable("; ".join(failures))
+        kind = Unauthenticated if refused == len(self.servers) else Unreachable
+        raise kind("; ".join(failures))
 
     @property
     def at(self) -> int:

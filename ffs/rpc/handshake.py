@@ -150,7 +150,7 @@ class AskerHandshake:
             return
         expected = _proof(self._secret, b"server", *said)
         if not hmac.compare_digest(expected, reply.proof):
-            raise Unauthenticated("the server has another cluster secret")
+            raise Unauthenticated("the server has another cluster secret: is it the right cluster?")
 
 
 class ServerHandshake:

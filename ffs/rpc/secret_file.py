@@ -55,7 +55,11 @@ def read_token(path: str) -> Token:
         text = _read(path, "the token", False).decode("ascii")
     except UnicodeDecodeError:
         raise InvalidArgument("holds no token: make one with ffs user token", path) from None
-    return parse_token(text)
+    try:
+        return parse_token(text)
+    except InvalidArgument as error:
+        error.filename = path
+        raise
 
 
 def environment_credential() -> Credential | None:
@@ -65,6 +69,25 @@ def environment_credential() -> Credential | None:
         return read_token(path)
     path = os.environ.get(SECRET_VARIABLE)
     return read_secret(path) if path else None
+
+
+def environment_origin() -> str:
+    """Where `environment_credential` finds it, for who is refused with it; "": nowhere."""
+    for variable in (TOKEN_VARIABLE, SECRET_VARIABLE):
+        if path := os.environ.get(variable):
+            return f"{path}, which {variable} names"
+    return ""
+
+
+def secret_origin(secret: bytes | str | os.PathLike[str]) -> str:
+    """Where a secret that was given as `secret=` comes from, for who is refused with it. Pure."""
+    if not isinstance(secret, bytes):
+        return f"{os.fspath(secret)}, which secret= names"
+    if secret != secret.strip():
+        return (
+            "the bytes given as secret=, with white space around them that servers don't count: strip() them"
+        )
+    return "the bytes given as secret="
 
 
 def _read(path: str, what: str, refuse_exposed: bool) -> bytes:

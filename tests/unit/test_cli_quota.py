@@ -143,7 +143,7 @@ def test_limits_that_are_none() -> None:
     with pytest.raises(InvalidArgument, match=r"give bytes, entries, or both.*'/a'"):
         calls.set_quota("/a")
     for wrong in ("1G", 1.5, True):
-        with pytest.raises(TypeError, match=r"bytes .*: give a whole number, not a "):
+        with pytest.raises(TypeError, match=r"bytes .*: give a whole number .*, not a "):
             calls.set_quota("/a", bytes=wrong)  # type: ignore[arg-type]
     assert calls.asked == []
     calls.set_quota("/a", entries=np.int64(7))  # type: ignore[arg-type]

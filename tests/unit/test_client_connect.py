@@ -170,6 +170,42 @@ def test_a_secret_that_is_missing_or_wrong(monkeypatch: pytest.MonkeyPatch, tmp_
             ffs.connect(address)
 
 
+def test_who_is_refused_hears_which_secret_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_bytes(b"t" * 32)
+    wrong.chmod(0o600)
+    with serving(namespace, secret=b"s" * 32) as (address, _):
+
+        def refusal(**given: Any) -> str:
+            with pytest.raises(errors.Unauthenticated, match="another cluster secret") as caught:
+                ffs.connect(address, **given)
+            assert "ttt" not in str(caught.value)
+            return str(caught.value)
+
+        assert refusal(secret=wrong).endswith(f"(asked with {wrong}, which secret= names)")
+        assert refusal(secret=b"t" * 32).endswith("(asked with the bytes given as secret=)")
+        assert "strip() them" in refusal(secret=b"s" * 32 + b"\n")
+        with pytest.raises(errors.Unauthenticated, match="the bytes given as secret="):
+            ffs.connect(f"{address},{address}", secret=b"t" * 32)
+        monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(wrong))
+        assert refusal().endswith(f"(asked with {wrong}, which FFS_CLUSTER_SECRET_FILE names)")
+        monkeypatch.setenv("FFS_CLUSTER", address)
+        with pytest.raises(errors.Unauthenticated, match="which FFS_CLUSTER_SECRET_FILE names"):
+            ffs.open("/a")
+
+
+def test_the_name_of_a_tokens_file_is_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"takes the token itself.*FFS_TOKEN_FILE") as caught:
+        ffs.connect("127.0.0.1:1", token="alice.token-of-mine")
+    assert "of-mine" not in str(caught.value)  # it may be one, with a slip
+    bad = tmp_path / "bad.token"
+    bad.write_text("ffs1-00")
+    bad.chmod(0o600)
+    monkeypatch.setenv("FFS_TOKEN_FILE", str(bad))
+    with pytest.raises(errors.InvalidArgument, match=r"no token of ffs.*bad\.token"):
+        ffs.connect("127.0.0.1:1")
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
