@@ -41,12 +41,15 @@ def move_by_copy(client: Client, source: str, target: str, *, replace: bool = Tr
     """Copy what is at `source`, with all below it, to `target`, then remove it. Blocking.
 
     Modes, times, owners (for root), extended attributes and hard links within the tree are kept. What is at
-    `target` is replaced as by a rename; with replace=False it is Exists. KV spaces can't be copied
-    (InvalidArgument, and nothing is changed). Raises what reading, writing and the rename raise.
+    `target` is replaced as by a rename; with replace=False it is Exists. KV spaces, and directories that have
+    a quota of their own, can't be copied (InvalidArgument, and nothing is changed). Raises what reading, writing and
+    the rename raise.
     """
     source, target = check_path(source), check_path(target)
     info = client.lstat(source)
     _check(client, source, target, info, replace)
+    if stat.S_ISDIR(info.st_mode):
+        check_quotas(client, source)
     parent, name = split(target)
     scratch = join(parent, _scratch_name(name))
     try:
@@ -56,9 +59,11 @@ def move_by_copy(client: Client, source: str, target: str, *, replace: bool = Tr
             client.replace(scratch, target)
         else:
             client.rename_exclusive(scratch, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             _remove(client, scratch, info)
+        if isinstance(error, OSError):
+            rename_in_error(error, scratch, target)
         raise
     _remove(client, source, info)
 
@@ -68,6 +73,15 @@ def _remove(client: Client, path: str, info: os.stat_result) -> None:
         client.rmtree(path)
     else:
         client.remove(path)
+
+
+def rename_in_error(error: OSError, scratch: str, target: str) -> None:
+    """The copy's hidden name, and those below it, are nothing that people have seen: the target's instead."""
+    for name in ("filename", "filename2"):
+        path = getattr(error, name)
+        text = os.fsdecode(path) if isinstance(path, str | bytes) else ""
+        if text == scratch or text.startswith(scratch + "/"):
+            setattr(error, name, target + text[len(scratch) :])
 
 
 def _scratch_name(name: str) -> str:
@@ -102,6 +116,25 @@ def _check(client: Client, source: str, target: str, info: os.stat_result, repla
         raise errors.IsADirectory("what isn't a directory doesn't replace one", target)
     if is_directory and client.listdir(target):
         raise errors.NotEmpty("a directory that isn't empty isn't replaced", target)
+
+
+def check_quotas(client: Client, source: str) -> None:
+    """No directory at or below `source` has a quota: a copy would be without it. Blocking, a request for each
+    directory unless the one above is counted: quotas don't nest. Raises InvalidArgument."""
+    if client.quota(split(source)[0]) is not None:
+        return
+    stack = [source]
+    while stack:
+        path = stack.pop()
+        if client.quota(path) is not None:
+            raise errors.InvalidArgument(
+                "this directory has a quota, which a copy into another quota would drop: take it away first "
+                "(ffs quota clear)",
+                path,
+            )
+        for entry in client.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                stack.append(entry.path)
 
 
 class _Copier:

@@ -526,6 +526,7 @@ def test_a_move_that_cant_be_changes_nothing(client: Client, home: str, full: st
     status, _, said = run("mv", f"{home}/t", f"{full}/t")  # ten entries are allowed
     assert status == 1
     assert "entries" in said
+    assert ".ffs-part" not in said
     settled(client, full)
     client.makedirs(f"{full}/u/v")
     for source, target, refusal in (
@@ -543,6 +544,11 @@ def test_a_move_that_cant_be_changes_nothing(client: Client, home: str, full: st
     with pytest.raises(errors.InvalidArgument, match="KV space"):
         client.move(f"{home}/t/kv", f"{full}/kv")
     client.remove(f"{home}/t/kv")
+    client.set_quota(f"{home}/t/a/b", entries=50)
+    with pytest.raises(errors.InvalidArgument, match="has a quota"):
+        client.move(f"{home}/t", f"{full}/t")
+    assert client.quota(f"{home}/t/a/b") is not None
+    client.clear_quota(f"{home}/t/a/b")
     until(lambda: client.listdir(full) == ["u"], lambda: client.listdir(full))
     settled(client, full)
     assert walked(client, home)[0] == before[0]
