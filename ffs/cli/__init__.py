@@ -10,6 +10,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -85,10 +86,17 @@ def describe_error(error: BaseException) -> str:
         ]
         text = error.strerror or str(error) or type(error).__name__
         where = " -> ".join(named)
-        line = text if not where or where in text else f"{where}: {text}"
+        line = text if not where or _is_named(where, text) else f"{where}: {text}"
     else:
         line = str(error) or type(error).__name__
     return " ".join(line.split())
+
+
+def _is_named(where: str, text: str) -> bool:
+    """Whether the sentence names it already: as a whole path, not as part of another or as a word."""
+    if text.startswith(f"{where}: "):
+        return True
+    return "/" in where and re.search(rf"(?<![\w/.-]){re.escape(where)}(?![\w/-]|\.\w)", text) is not None
 
 
 def exit_status(error: BaseException) -> int:

@@ -127,6 +127,11 @@ def test_errors_are_one_line_with_name_and_way_out() -> None:
     assert describe_error(error) == "/a: no such file"
     assert describe_error(errors.Busy("in use\nby 3", "/dev/x")) == "/dev/x: in use by 3"
     assert describe_error(errors.CrossDevice("no", "/a", "/b")) == "/a -> /b: no"
+    # Named in the sentence already, unless it is only a word of it, or part of another name.
+    assert describe_error(errors.Busy("/dev/x: in use", "/dev/x")) == "/dev/x: in use"
+    assert describe_error(errors.InvalidArgument("is empty: no", "empty")) == "empty: is empty: no"
+    assert describe_error(errors.QuotaExceeded("quota of /a/bc", "/a/b")) == "/a/b: quota of /a/bc"
+    assert describe_error(errors.QuotaExceeded("quota of /a/b.", "/a/b")) == "quota of /a/b."
     assert exit_status(errors.Unreachable("x")) == 3
     assert exit_status(error) == 1
 
