@@ -65,6 +65,6 @@ def _show(args: argparse.Namespace, reply: KeysReply, now_ms: int) -> None:
             print(f"key {key.id}: announced, signs once all nodes have it")
         elif key.retired_ms:
             since = format_seconds(max(0, now_ms - key.retired_ms) / 1000)
-            print(f"key {key.id}: valid, signs nothing more for {since}")
+            print(f"key {key.id}: valid, signs nothing more since {since} ago")
         else:
-            print(f"key {key.id}: signs, for {format_seconds(max(0, now_ms - key.signing_ms) / 1000)}")
+            print(f"key {key.id}: signs since {format_seconds(max(0, now_ms - key.signing_ms) / 1000)} ago")

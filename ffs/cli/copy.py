@@ -230,7 +230,9 @@ class Report:
         parts = [f"{count} {name}" for name, count in sorted(self.counts.items())] or ["nothing to do"]
         if self._tally.failures:
             parts.append(plural(self._tally.failures, "failure"))
-        moved = f"{format_bytes(self.bytes)}, {format_rate(self.bytes, elapsed)}" if self.bytes else ""
+        moved = format_bytes(self.bytes) if self.bytes else ""
+        if moved and not self._dry_run:  # else nothing has moved
+            moved += f", {format_rate(self.bytes, elapsed)}"
         return ", ".join(parts) + (f" ({moved})" if moved else "")
 
 

@@ -41,7 +41,7 @@ def add_commands(commands: Commands) -> None:
     verbs = user.add_subparsers(dest="verb", metavar="VERB")
     for verb, run, text in (
         ("add", run_add, "make a user"),
-        ("change", run_change, "give a user other ids; tokens stay"),
+        ("change", run_change, "give a user other ids, all anew (--uid, --gid, --groups); tokens stay"),
     ):
         parser = command(verbs, verb, run, text)
         parser.add_argument("name", metavar="NAME")
