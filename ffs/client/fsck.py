@@ -173,17 +173,23 @@ def _quotas(report: Report, progress: Progress) -> _Found:
     meanwhile, and if it changes always it is unsettled."""
     found: list[FsckFinding] = []
     changing: list[int] = []
+    passes = Report()  # its counts are of records, of several passes: nothing that people know
     for turn in range(_TRIES):
         try:
-            before = yield from _pages(report, "quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS))
+            before = yield from _pages(
+                passes, "records of quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS)
+            )
         except InvalidArgument:
             return []  # a service of the version before quotas
+        report.looked["quotas"] = len(_table(before, USAGE))
         if not turn:
             found += {each.key: each for page in before for each in page.findings}.values()
         if not any(page.rows for page in before):
             return found
-        pages = yield from _pages(report, "charges", progress, meta.FsckScan(what=meta.SCAN_CHARGES))
-        after = yield from _pages(report, "quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS))
+        pages = yield from _pages(
+            passes, "charges of inodes", progress, meta.FsckScan(what=meta.SCAN_CHARGES)
+        )
+        after = yield from _pages(passes, "records of quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS))
         if not turn:
             found += [finding for page in pages for finding in page.findings]
         wrong, changing = judge_usage(_table(before, USAGE), _table(pages, SUM), _table(after, USAGE))
