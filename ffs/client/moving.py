@@ -42,8 +42,8 @@ def move_by_copy(client: Client, source: str, target: str, *, replace: bool = Tr
 
     Modes, times, owners (for root), extended attributes and hard links within the tree are kept. What is at
     `target` is replaced as by a rename; with replace=False it is Exists. KV spaces, and directories that have
-    a quota of their own, can't be copied (InvalidArgument, and nothing is changed). Raises what reading, writing and
-    the rename raise.
+    a quota of their own, can't be copied (InvalidArgument, and nothing is changed). Raises what
+    reading, writing and the rename raise.
     """
     source, target = check_path(source), check_path(target)
     info = client.lstat(source)
