@@ -86,7 +86,8 @@ class MetaService:
         if isinstance(request, self.OF_USERS):
             return True
         raise NotPermitted(
-            f"user {peer.user}: {type(request).__name__} is for administrators, who have the cluster secret"
+            "this is for administrators: connect with the cluster secret (FFS_CLUSTER_SECRET_FILE) in place "
+            f"of the token of user {peer.user}"
         )
 
     def cancellable(self, request: Message) -> bool:
