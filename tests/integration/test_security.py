@@ -223,7 +223,7 @@ def test_rotate_keys_by_command(
     monkeypatch.setenv("FFS_CLUSTER_SECRET_FILE", str(cluster.root / "secret"))
     assert main(["cluster", "rotate-keys"]) == 0
     said = capsys.readouterr()
-    assert "signs, for" in said.out
+    assert "signs since" in said.out
     assert "signs nothing more" in said.out
     assert main(["status"]) == 0
     assert "authentication is OFF" not in capsys.readouterr().out
