@@ -31,9 +31,12 @@ class CommandParser(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         self._inside = True  # what follows calls this method for each of its two passes
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            found = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._inside = False
+        if found[1] and self._subparsers is None:  # said here, it comes with the usage of this command
+            self.error(f"unrecognized arguments: {' '.join(found[1])}")
+        return found
 
 
 def command(

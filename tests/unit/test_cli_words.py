@@ -148,6 +148,17 @@ def test_options_stand_before_or_after_the_command() -> None:
     assert parser.parse_args(["up", "--device-size", "1GiB"]).device_size == 1 << 30
 
 
+@pytest.mark.parametrize("line", [["bench", "io"], ["ls"]])
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([*line, "--nope"])
+    said = capsys.readouterr().err
+    assert f"usage: ffs {' '.join(line)}" in said
+    assert "unrecognized arguments: --nope" in said
+
+
 @pytest.mark.parametrize(
     "line",
     [
