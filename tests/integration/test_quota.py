@@ -483,6 +483,16 @@ def test_a_copy_that_finds_no_room_ends_and_leaves_no_scraps(
     assert all(client.stat(f"{full}/t/{name}").st_size == MIB for name in client.listdir(f"{full}/t"))
 
 
+def test_a_file_beyond_the_entries_is_named(client: Client, home: str, run: Run, tmp_path: Path) -> None:
+    client.mkdir(f"{home}/one")
+    client.set_quota(f"{home}/one", entries=1)
+    client.mkdir(f"{home}/one/a")
+    (tmp_path / "f").write_bytes(b"x")
+    status, _, said = run("put", str(tmp_path / "f"), f"{home}/one/zz")
+    assert status == 1
+    assert f"{home}/one/zz: 1 of the 1 entries" in said
+
+
 # --- across the border ----------------------------------------------------------------------------
 
 

@@ -398,6 +398,14 @@ class _ClusterReader:
         self._file.close()
 
 
+def _of_file(error: errors.FfsError, path: str) -> errors.FfsError:
+    """What finds no room is the file, where the service names the directory that it is made in, as its own
+    name isn't known there yet. What else is wrong is of the directory."""
+    if isinstance(error, errors.QuotaExceeded | errors.NoSpace):
+        error.filename = path
+    return error
+
+
 def _open_unnamed_many(client: Client, targets: Sequence[tuple[str, int]]) -> list[File | OSError]:
     from ffs.client.file import File
 
@@ -412,7 +420,7 @@ def _open_unnamed_many(client: Client, targets: Sequence[tuple[str, int]]) -> li
         session, reply = core.change_under_session(meta.OpenMany(entries=entries), meta.OpenManyReply)
         for (path, _), result in zip(page, reply.results, strict=True):
             if isinstance(result, ErrorReply):
-                found.append(to_error(result))
+                found.append(_of_file(to_error(result), path))
                 continue
             handle = OpenFile(client.core_of_process, path, flags)
             handle.adopt(core, session, result)
