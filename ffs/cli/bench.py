@@ -97,6 +97,7 @@ def _add_io(what: Commands) -> None:
     io.add_argument("--device", action="append", choices=DEVICES)
     io.add_argument("--replicas", action="append", type=count_argument, metavar="N")
     io.add_argument("--checksum", choices=("on", "off"))
+    io.epilog = "--transport local|tcp: only cases over this one (default: over both)"
     io.add_argument(
         "--huge-pages", action="store_true", help="ffs's memory in reserved ones (vm.nr_hugepages), not lent"
     )
