@@ -336,6 +336,7 @@ Request* Shard::new_request(Session& session, Type type, uint64_t request_id, Ta
   request->type = type;
   request->open_answers = 1;
   session.requests++;
+  note_ops();
   return request;
 }
 

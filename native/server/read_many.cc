@@ -94,6 +94,7 @@ void Shard::start_many(Session& session, Target& target, const wire::ReadMany& h
   regions_->use(region);
   session.requests++;
   target.under_way++;
+  note_ops();
   craq::ChunkFacts facts;
   if (!region->registered.registered() ||
       !target.replica->read_at_once(*asked, now_ms_, &facts, &read->judged_in) ||

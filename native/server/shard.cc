@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "server/log.h"
 #include "server/store_view.h"
@@ -180,7 +181,10 @@ void Shard::io_pass() {
 
 // Looks for what comes next instead of sleeping, right after a client was served. True: something was run.
 bool Shard::spin() {
-  if (ops_used() >= Spinner::kMostRequests || io_->background_waits()) return false;
+  // Of a burst that has just ended more will come, which others have to work for.
+  const size_t most_ops = std::exchange(most_ops_, ops_used());
+  if (most_ops >= Spinner::kMostRequests || ops_used() >= Spinner::kMostRequests) return false;
+  if (io_->background_waits()) return false;
   const uint64_t begin_ns = Spinner::now_ns();
   if (now_us_ - served_us_ > kMostUsBetween || !spinner_.pays(begin_ns)) return false;
   uint64_t now_ns = begin_ns;

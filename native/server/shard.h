@@ -8,6 +8,7 @@
 // answers become frames (replies.cc).
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -234,6 +235,7 @@ class Shard : private io::Gate {
   void give_many(ManyRead* read);
   void push_results(Session& session);
   size_t ops_used() const { return requests_.used() + many_reads_.used(); }
+  void note_ops() { most_ops_ = std::max(most_ops_, ops_used()); }
   // --- updates.cc: frames with payloads
   bool on_update(Session& session, const net::Frame& frame);
   bool on_forward(Session& session, const net::Frame& frame);
@@ -430,6 +432,7 @@ class Shard : private io::Gate {
   craq::Effects effects_;
   bool in_event_ = false;
   Spinner spinner_;
+  size_t most_ops_ = 0;     // in use at a time, since it was looked at
   uint64_t served_us_ = 0;  // when a client's frame came last
   std::vector<Completion> completions_, completing_;
   Payload* fetch_head_ = nullptr;
