@@ -141,6 +141,7 @@ def test_a_dry_run_says_it_all_and_does_nothing(run, home: str, tree: Path, clie
     out = run("sync", "--dry-run", "--delete", str(tree), f"ffs:{home}/t")[1]
     assert out.count(" -> ") == 33
     assert f"would: deleted ffs:{home}/t/gone" in out
+    assert "B/s" not in out  # nothing has moved
     assert client.listdir(f"{home}/t") == ["gone"]
 
 
