@@ -16,6 +16,28 @@ from pathlib import Path
 BEGIN = "/* CFFI BEGIN */"
 END = "/* CFFI END */"
 
+# ffs_ring_wait, which also counts what it stored: a signal handler that raises as the call returns takes its
+# result away, and the completions with it. `events` keeps what was needed in the same way.
+KEPT_DECLARATIONS = """
+typedef struct { uint32_t have, events; } ffs_py_kept;
+int ffs_py_wait(ffs_ring *ring, ffs_cqe *out, uint32_t room, uint32_t least, int32_t timeout_ms,
+                ffs_py_kept *kept);
+"""
+KEPT_SOURCE = """
+typedef struct { uint32_t have, events; } ffs_py_kept;
+static int ffs_py_wait(ffs_ring *ring, ffs_cqe *out, uint32_t room, uint32_t least, int32_t timeout_ms,
+                       ffs_py_kept *kept) {
+  uint32_t events = 0;
+  const uint32_t have = kept->have;
+  const int stored = ffs_ring_wait(ring, out + have, room - have, least > have ? least - have : 0,
+                                   timeout_ms, &events);
+  if (stored < 0) return stored;
+  kept->have = have + (uint32_t)stored;
+  kept->events = (kept->events & ~(uint32_t)FFS_WAIT_TIMEOUT) | events;
+  return stored;
+}
+"""
+
 
 def declarations(header: str) -> str:
     """The declarations of ffs.h as cffi takes them. Raises ValueError if the marks are missing."""
@@ -34,9 +56,9 @@ def emit(header_path: Path, out_path: Path) -> None:
     import cffi  # at build time only
 
     builder = cffi.FFI()
-    builder.cdef(declarations(header_path.read_text(encoding="utf-8")))
+    builder.cdef(declarations(header_path.read_text(encoding="utf-8")) + KEPT_DECLARATIONS)
     # The limited ABI is chosen by the compiler's -DPy_LIMITED_API (cmake/python_module.cmake).
-    builder.set_source("ffs._native._ffs", '#include "ffs/ffs.h"\n', py_limited_api=True)
+    builder.set_source("ffs._native._ffs", '#include "ffs/ffs.h"\n' + KEPT_SOURCE, py_limited_api=True)
     builder.emit_c_code(str(out_path))
 
 

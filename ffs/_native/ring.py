@@ -271,7 +271,7 @@ class Ring:
         self._raw = out[0]
         self.entries = entries
         self._one = ffi.new("ffs_sqe*")
-        self._events = ffi.new("uint32_t*")
+        self._kept = ffi.new("ffs_py_kept*")  # filled by C: a signal may raise before a call's result is seen
         self._cqes = np.zeros(entries, dtype=CQE_DTYPE)
         self._cqes_bytes = self._cqes.view(np.uint8).reshape(entries, CQE_DTYPE.itemsize)
         self._cqes_raw = ffi.from_buffer("ffs_cqe[]", self._cqes, require_writable=True)
@@ -352,32 +352,30 @@ class Ring:
         """Sends what was prepared, or queues it behind a bound; how many. Never waits for a server."""
         return check(lib.ffs_ring_submit(self.raw))
 
-    def wait(
-        self, least: int = 1, timeout: float | None = None, capacity: int | None = None
-    ) -> tuple[NDArray[Any], int]:
+    def wait(self, least: int = 1, timeout: float | None = None) -> tuple[NDArray[Any], int]:
         """Submits, then waits for `least` completions, at most `timeout` seconds (None: no limit).
 
-        Returns (completions, events): an array of CQE_DTYPE of its own, at most `capacity` long, and
+        Returns (completions, events): an array of CQE_DTYPE of its own, and
         WAIT_TIMEOUT, WAIT_NEEDS_ROUTING (give set_routing newer routing if there is any, then wait again),
         WAIT_NEEDS_CAPABILITY (renew_capability, then wait again). Returns fewer than `least` if that many
-        aren't in flight. Blocking, without the GIL; signals are handled."""
-        room = self.entries if capacity is None else capacity
-        if room < 1 or room > self.entries or least < 0:
-            raise InvalidArgument(f"capacity {room}: give 1 to {self.entries}; least {least}: not negative")
+        aren't in flight. Blocking, without the GIL; signals are handled: if one raises, what had come is
+        returned by the next wait."""
+        if least < 0:
+            raise InvalidArgument(f"least {least}: give a number that isn't negative")
+        kept = self._kept
         until = None if timeout is None else time.monotonic() + timeout
-        have = 0
         while True:
             left_ms = _STEP_MS if until is None else math.ceil((until - time.monotonic()) * 1000)
             step_ms = max(0, min(left_ms, _STEP_MS))
-            wanted = 0 if have >= least else least - have
-            have += check(
-                lib.ffs_ring_wait(self.raw, self._cqes_raw + have, room - have, wanted, step_ms, self._events)
-            )
-            events = int(self._events[0])
+            check(lib.ffs_py_wait(self.raw, self._cqes_raw, self.entries, least, step_ms, kept))
+            events = kept.events
             if events == WAIT_TIMEOUT and (until is None or left_ms > _STEP_MS):
                 continue
             # As bytes: numpy copies a structure field by field, thirty times as slowly.
-            return np.frombuffer(bytearray(self._cqes_bytes[:have]), dtype=CQE_DTYPE), events
+            out = np.frombuffer(bytearray(self._cqes_bytes[: kept.have]), dtype=CQE_DTYPE)
+            # Last, and no call after it: signal handlers run at the end of calls.
+            kept.have = kept.events = 0
+            return out, events
 
     def cancel(self, userdata: int) -> None:
         """Requests with this userdata complete with ECANCELED, or as they would have. NotFound."""

@@ -234,15 +234,19 @@ class Ahead(Tenant):
 
     def _receive(self, least: int) -> None:
         assert self._lane is not None
-        completions = self._lane.take(least)
-        for place, result in zip(
-            completions["userdata"].tolist(), completions["result"].tolist(), strict=True
-        ):
-            held = self._flying.pop(place)
-            held.ready = result == held.piece.size
-            held.failed = not held.ready
-            if held not in self._held:
-                self._free.append(place)
+        try:
+            completions = self._lane.take(least)
+            for place, result in zip(
+                completions["userdata"].tolist(), completions["result"].tolist(), strict=True
+            ):
+                held = self._flying.pop(place)
+                held.ready = result == held.piece.size
+                held.failed = not held.ready
+                if held not in self._held:
+                    self._free.append(place)
+        except BaseException:
+            self._break()  # interrupted: nobody knows what of it is done
+            raise
 
     def _let_go(self, held: _Held) -> None:
         if held.place not in self._flying:

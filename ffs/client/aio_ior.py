@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ffs._native.iov import Iov, IovSlice
-from ffs.client.ior import Ior, _distinct, _raw, _whole_numbers, furthest, part_of
+from ffs.client.ior import Ior, _distinct, _joined, _raw, _whole_numbers, furthest, part_of
 from ffs.client.transfer import error_of_completion
 from ffs.errors import Cancelled, FfsError, InvalidArgument, ShutDown
 
@@ -153,12 +153,13 @@ class _Side:
     def _turn(self) -> None:
         """Submits what is prepared and takes what is complete; never waits."""
         self._turn_is_here()  # perhaps by the descriptor, before the one that was to come
-        empty = self.ior._take_empty()
         try:
-            cqes = self.ior._wait(0, 0.0)
+            cqes = _joined(self.ior._wait(0, 0.0))
         except FfsError as error:  # of the ring itself: in a child of fork, say
             self._fail(error)
             return
+        empty = self.ior._empty
+        self.ior._ready, self.ior._empty = (), []
         if len(cqes):
             self._take(cqes["userdata"], cqes["result"], cqes)
         if empty:

@@ -12,6 +12,7 @@ Data moves between the servers' devices and the Iov; Python sees only numbers.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ffs._native.iov import Iov, IovSlice
 from ffs._native.ring import (
+    CQE_DTYPE,
     OP_READ,
     OP_WRITE,
     SQE_ZERO_FILL,
@@ -84,6 +86,9 @@ class Ior:
         self._table = Table(entries)
         self._prepared = 0
         self._empty: list[int] = []  # userdata of reads at or beyond the end: done at once
+        self._taken: NDArray[Any] | None = None  # from the ring, and not settled
+        self._ready: tuple[NDArray[Any], ...] = ()  # settled, and not given to the caller
+        self._needs = 0  # of WAIT_NEEDS_...: not seen to
 
     # --- preparing --------------------------------------------------------------------------
 
@@ -268,61 +273,83 @@ class Ior:
         """Submits, then waits for `least` completions, at most `timeout` seconds (None: no limit).
 
         In order of completion; fewer than `least` at the timeout, or when no more are on their way. Failures
-        are given, not raised. Blocking, without the GIL; refreshes routing and renews capabilities."""
-        cqes = self._wait(least, timeout)
-        out = [Completion(user, 0, None) for user in self._take_empty()]
-        for cqe in cqes:
+        are given, not raised. Blocking, without the GIL; refreshes routing and renews capabilities. If a
+        signal raises (Ctrl-C), the next wait returns what had come."""
+        parts = self._wait(least, timeout)
+        out = [Completion(user, 0, None) for user in self._empty]
+        for cqe in itertools.chain.from_iterable(parts):
             result = int(cqe["result"])
             error = error_of_completion(cqe, self.client) if result < 0 else None
             out.append(Completion(int(cqe["userdata"]), result, error))
+        self._ready, self._empty = (), []
         return out
 
     def wait_array(self, least: int = 1, timeout: float | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """As wait, for thousands: (userdata, result), result being bytes moved or -errno."""
-        cqes = self._wait(least, timeout)
-        empty = self._take_empty()
-        if not empty:
-            return cqes["userdata"], cqes["result"]
-        users = np.array(empty, dtype=np.uint64)
-        return (
-            np.concatenate([users, cqes["userdata"]]),
-            np.concatenate([np.zeros(len(users), dtype=np.int64), cqes["result"]]),
-        )
+        cqes = _joined(self._wait(least, timeout))
+        users, results = cqes["userdata"], cqes["result"]
+        if self._empty:
+            users = np.concatenate([np.array(self._empty, dtype=np.uint64), users])
+            results = np.concatenate([np.zeros(len(self._empty), dtype=np.int64), results])
+        self._ready, self._empty = (), []
+        return users, results
 
-    def _take_empty(self) -> list[int]:
-        empty, self._empty = self._empty, []
-        return empty
-
-    def _wait(self, least: int, timeout: float | None) -> NDArray[Any]:
+    def _wait(self, least: int, timeout: float | None) -> tuple[NDArray[Any], ...]:
+        """What is complete, besides `_empty`. A signal may raise at the end of any call: what was taken from
+        the ring stays in this object until the caller has it, who empties `_ready` and `_empty` last."""
         until = None if timeout is None else time.monotonic() + timeout
         self._prepared = 0
-        least = max(0, least - len(self._empty))
-        parts: list[NDArray[Any]] = []
+        if self._taken is not None:
+            self._settle(self._taken)
+        if self._needs:
+            self._see_to_needs()
+        least = max(0, least - len(self._empty) - sum(map(len, self._ready)))
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
-            cqes, events = self._ring.wait(least, left)
-            if len(cqes):
-                parts.append(self._settle(cqes))
-                least = max(0, least - len(cqes))
-            if events & WAIT_NEEDS_CAPABILITY:
-                self._renew()
-            if events & WAIT_NEEDS_ROUTING:
-                self.client.want_routing()
-            if least == 0 or not self._table.busy or (until is not None and time.monotonic() >= until):
-                break
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else cqes
+            self._taken, self._needs = self._ring.wait(least, left)
+            count = self._settle(self._taken)
+            least = max(0, least - count)
+            idle = count == 0 and not self._needs  # whatever the table says
+            if self._needs:
+                self._see_to_needs()
+            if (
+                least == 0
+                or idle
+                or not self._table.busy
+                or (until is not None and time.monotonic() >= until)
+            ):
+                return self._ready
 
-    def _settle(self, cqes: NDArray[Any]) -> NDArray[Any]:
-        """Puts the caller's userdata in place and tells files how far they were written."""
-        if len(cqes) == 1 and self.kind == "read":
-            cqes["userdata"] = self._table.settle_one(int(cqes["userdata"][0]))
-            return cqes
-        numbers = cqes["userdata"].astype(np.int64)
-        if self.kind == "write":
-            self._table.note_written(numbers[cqes["result"] >= 0])
-            self._table.note_failed(numbers[cqes["result"] < 0])
-        cqes["userdata"] = self._table.settle(numbers)
-        return cqes
+    def _settle(self, cqes: NDArray[Any]) -> int:
+        """Puts the caller's userdata in place, tells files how far they were written, and adds to `_ready`;
+        how many. If a signal interrupts it, the next wait does it again."""
+        count = len(cqes)
+        if count == 0:
+            self._taken = None
+            return 0
+        users: Any
+        if count == 1 and self.kind == "read":
+            users = self._table.settle_one(int(cqes["userdata"][0]))
+        else:
+            numbers = cqes["userdata"].astype(np.int64)
+            if self.kind == "write":
+                self._table.note_written(numbers[cqes["result"] >= 0])
+                self._table.note_failed(numbers[cqes["result"] < 0])
+            users = self._table.settle(numbers)
+        ready = (*self._ready, cqes)
+        # All or nothing: without a call from here on, as signal handlers run at the end of calls.
+        cqes["userdata"] = users
+        self._table.free_count += count
+        self._ready = ready
+        self._taken = None
+        return count
+
+    def _see_to_needs(self) -> None:
+        if self._needs & WAIT_NEEDS_CAPABILITY:
+            self._renew()
+        if self._needs & WAIT_NEEDS_ROUTING:
+            self.client.want_routing()
+        self._needs = 0
 
     def _renew(self) -> None:
         # A refusal shows in the requests: they end with CapabilityExpired at their deadline.
@@ -357,6 +384,7 @@ class Ior:
                 file.note_failed()  # writes in flight end here, done or not
         self._ring.close()
         self._table.clear()
+        self._taken = None  # of files that are told above, and numbers that are no more
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -371,6 +399,12 @@ class Ior:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _joined(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=CQE_DTYPE)
 
 
 def furthest(ends: Ints, which: Ints, count: int) -> list[int]:

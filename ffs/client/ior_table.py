@@ -24,7 +24,7 @@ class Table:
 
     def __init__(self, entries: int) -> None:
         self._free = np.arange(entries - 1, -1, -1, dtype=np.int64)  # a stack, used from its end
-        self._free_count = entries
+        self.free_count = entries
         self._entries = entries
         self._userdata = np.zeros(entries, dtype=np.uint64)
         self._end = np.zeros(entries, dtype=np.int64)
@@ -35,22 +35,22 @@ class Table:
 
     @property
     def busy(self) -> bool:
-        return self._free_count < self._entries
+        return self.free_count < self._entries
 
     def offer(self, count: int) -> Ints:
         """At most `count` numbers; they are taken by `take`."""
-        count = min(count, self._free_count)
-        return self._free[self._free_count - count : self._free_count][::-1].copy()
+        count = min(count, self.free_count)
+        return self._free[self.free_count - count : self.free_count][::-1].copy()
 
     def next(self) -> int | None:
         """A number; it is taken by `take_one`. None: all are in use."""
-        return int(self._free[self._free_count - 1]) if self._free_count else None
+        return int(self._free[self.free_count - 1]) if self.free_count else None
 
     def take(
         self, numbers: Ints, userdata: Ints, ends: Ints, files: list[File], which: Ints, iov: Iov
     ) -> None:
         """The first `numbers` that were offered are in use now."""
-        self._free_count -= len(numbers)
+        self.free_count -= len(numbers)
         self._userdata[numbers] = userdata
         self._end[numbers] = ends
         self._live[numbers] = True
@@ -64,8 +64,8 @@ class Table:
 
     def take_one(self, userdata: int, end: int, file: File, iov: Iov) -> None:
         """The number that `next` gave is in use now."""
-        self._free_count -= 1
-        number = self._free[self._free_count]
+        self.free_count -= 1
+        number = self._free[self.free_count]
         self._userdata[number] = userdata
         self._end[number] = end
         self._live[number] = True
@@ -74,21 +74,20 @@ class Table:
         self._iov[number] = iov
 
     def settle_one(self, number: int) -> int:
-        """It is over: its userdata."""
+        """It is over: its userdata. As `settle`."""
         self._file[number] = None
         self._iov[number] = None
         self._live[number] = False
-        self._free[self._free_count] = number
-        self._free_count += 1
+        self._free[self.free_count] = number
         return int(self._userdata[number])
 
     def settle(self, numbers: Ints) -> NDArray[Any]:
-        """They are over: their userdata."""
+        """They are over: their userdata. They are vacant once the caller has raised `free_count` by their
+        number; until then this may be done again, if a signal interrupted it."""
         self._file[numbers] = None
         self._iov[numbers] = None
         self._live[numbers] = False
-        self._free[self._free_count : self._free_count + len(numbers)] = numbers
-        self._free_count += len(numbers)
+        self._free[self.free_count : self.free_count + len(numbers)] = numbers
         return self._userdata[numbers]
 
     def note_written(self, numbers: Ints) -> None:
@@ -126,7 +125,8 @@ class Table:
 
 
 def distinct(files: NDArray[Any]) -> Iterator[File]:
-    return iter({id(file): file for file in files}.values())
+    """None is of a request that is settled, after an interruption."""
+    return iter({id(file): file for file in files if file is not None}.values())
 
 
 def _boxed(*things: object) -> NDArray[Any]:
