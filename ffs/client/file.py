@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ffs import errors
+from ffs.client.appending import Appending, Reserved
 from ffs.client.attributes import stat_result
 from ffs.client.file_holes import HoleCalls
 from ffs.client.handle import OpenFile
@@ -64,6 +65,7 @@ class File(HoleCalls, io.RawIOBase):
         self._open_file = handle
         self._reads = "r" in mode or "+" in mode
         self._appends = "a" in mode
+        self._appending = Appending(handle)
         self._publish_as = publish_as
         self._replace = replace
         self._position = handle.length if self._appends else 0
@@ -166,25 +168,42 @@ class File(HoleCalls, io.RawIOBase):
         SEEK_DATA, SEEK_HOLE: as of lseek, by chunks; they ask the service and the chains. ENXIO at and beyond
         the end, and for SEEK_DATA where only a hole follows. docs/client.md, Holes. Blocking, these three."""
         self._check_open()
-        with self._position_lock:
-            if whence == os.SEEK_SET:
-                target = offset
-            elif whence == os.SEEK_CUR:
-                target = self._position + offset
-            elif whence == os.SEEK_END:
-                self._settle_under_lock()
-                self._open_file.look()
-                target = self._open_file.length + offset
-            elif whence in (os.SEEK_DATA, os.SEEK_HOLE):
-                target = self._seek_in_chunks(offset, whence)
-            else:
-                raise ValueError(f"invalid whence ({whence}, should be 0, 1, 2, SEEK_DATA or SEEK_HOLE)")
-            if target < 0:
-                raise errors.InvalidArgument(f"seek to {target}, before the beginning of the file", self.name)
-            if target > MAX_FILE_BYTES:
-                raise errors.InvalidArgument(f"seek to {target}, a file ends at {MAX_FILE_BYTES}", self.name)
-            self._position = target
+        start = end = -1
+        try:
+            with self._position_lock:
+                start = self._position
+                target = self._target(offset, whence)
+                end = self._position = target
+            return target
+        except BaseException:
+            self._move_back(start, end)
+            raise
+
+    def _target(self, offset: int, whence: int) -> int:
+        """Of a seek. Under the lock."""
+        if whence == os.SEEK_SET:
+            target = offset
+        elif whence == os.SEEK_CUR:
+            target = self._position + offset
+        elif whence == os.SEEK_END:
+            self._settle_under_lock()
+            self._open_file.look()
+            target = self._open_file.length + offset
+        elif whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            target = self._seek_in_chunks(offset, whence)
+        else:
+            raise ValueError(f"invalid whence ({whence}, should be 0, 1, 2, SEEK_DATA or SEEK_HOLE)")
+        if target < 0:
+            raise errors.InvalidArgument(f"seek to {target}, before the beginning of the file", self.name)
+        if target > MAX_FILE_BYTES:
+            raise errors.InvalidArgument(f"seek to {target}, a file ends at {MAX_FILE_BYTES}", self.name)
         return target
+
+    def _move_back(self, start: int, end: int) -> None:
+        """After a call that raised, perhaps by a signal when all was done, which moved the position to `end`
+        (-1: it didn't). io's buffers take what raises for not done: they do it again, from where it began."""
+        if self._position == end:
+            self._position = start
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -192,29 +211,41 @@ class File(HoleCalls, io.RawIOBase):
         """Fill `buffer`, over all chunks that it takes; 0 at the end. Blocking."""
         self._check_readable()
         out = _writable_bytes(buffer)
-        with self._position_lock:
-            reader = self._open_file.read_at if self._ahead is None else self._ahead.read
-            count = reader(self._position, out) if len(out) else 0
-            self._position += count
-        return count
+        start = end = -1
+        try:
+            with self._position_lock:
+                start = self._position
+                reader = self._open_file.read_at if self._ahead is None else self._ahead.read
+                count = reader(start, out) if len(out) else 0
+                end = self._position = start + count
+            return count
+        except BaseException:
+            self._move_back(start, end)
+            raise
 
     def readall(self) -> bytes:
         """All from the position to the end. Blocking."""
         self._check_readable()
-        with self._position_lock:
-            whole = self._read_from(self._position, None)
-            self._position += len(whole)
-        return whole
+        return self._read_on(None)
 
     def read(self, size: int | None = -1, /) -> bytes:
         """As of io.RawIOBase: at most `size` bytes; all that is left for -1."""
         if size is None or size < 0:
             return self.readall()
         self._check_readable()
-        with self._position_lock:
-            data = self._read_from(self._position, size)
-            self._position += len(data)
-        return data
+        return self._read_on(size)
+
+    def _read_on(self, size: int | None) -> bytes:
+        start = end = -1
+        try:
+            with self._position_lock:
+                start = self._position
+                data = self._read_from(start, size)
+                end = self._position = start + len(data)
+            return data
+        except BaseException:
+            self._move_back(start, end)
+            raise
 
     def pread(self, size: int, offset: int) -> bytes:
         """As os.pread: at most `size` bytes from `offset`; fewer only at the end, as far as it is known here:
@@ -283,16 +314,27 @@ class File(HoleCalls, io.RawIOBase):
         """
         self._check_writable()
         whole = _readable_bytes(data)
-        if self._discarded or len(whole) == 0:
-            return len(whole)
-        with self._position_lock:
-            if self._behind is not None:
-                self._write_behind(self._behind, whole)
-                return len(whole)
-            offset = self._open_file.reserve(len(whole)) if self._appends else self._position
-            self._write_at(offset, whole)
-            self._position = offset + len(whole)
-        return len(whole)
+        count = len(whole)
+        if self._discarded or count == 0:
+            return count
+        start = end = -1
+        reserved: list[Reserved] = []
+        try:
+            with self._position_lock:
+                start = self._position
+                if self._appends:
+                    end = self._position = self._appending.write(whole, reserved, self._write_at)
+                else:
+                    if self._behind is not None:
+                        self._write_behind(self._behind, start, whole)
+                    else:
+                        self._write_at(start, whole)
+                    end = self._position = start + count
+            return count
+        except BaseException:
+            self._move_back(start, end)
+            self._appending.keep(whole, reserved)
+            raise
 
     def pwrite(self, data: ReadableBuffer, offset: int) -> int:
         """As os.pwrite: all of `data` at `offset`. Blocking."""
@@ -314,14 +356,13 @@ class File(HoleCalls, io.RawIOBase):
             self._failure = error
             raise
 
-    def _write_behind(self, behind: Behind, whole: NDArray[np.uint8]) -> None:
-        self._check_end(self._position + len(whole))
+    def _write_behind(self, behind: Behind, offset: int, whole: NDArray[np.uint8]) -> None:
+        self._check_end(offset + len(whole))
         try:
-            behind.write(self._position, whole)
+            behind.write(offset, whole)
         except OSError as error:
             self._failure = error
             raise
-        self._position += len(whole)
 
     def _check_end(self, end: int) -> None:
         if end > MAX_FILE_BYTES:

@@ -359,6 +359,10 @@ class OpenFile:
         self._doubtful = True
         self.changed()
 
+    def cut_since(self, epoch: int) -> bool:
+        """Whether the file may have been cut since it had this epoch, as far as is known here."""
+        return _cut_between(epoch, self.epoch)
+
     def reserve(self, length: int) -> int:
         """Reserve `length` bytes at the end for one append; returns their offset. Blocking."""
         session = self._live()
