@@ -174,6 +174,14 @@ class Core:
             "hedge_percent": options.hedge_percent,
         }
 
+    def changed(self, ino: int | None) -> None:
+        """A file's content was changed, or may have been (None: of any): what this process has read ahead of
+        it is old. Any thread."""
+        if self.readers:
+            for ahead in list(self.readers.values()):
+                if ino is None or ahead.ino == ino:
+                    ahead.changed()
+
     # --- ending -------------------------------------------------------------------------------
 
     def close(self) -> None:

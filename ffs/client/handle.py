@@ -88,6 +88,17 @@ class OpenFile:
     def open(self, request: meta.Open) -> meta.Opened:
         """Send the open and take what it gives. Blocking; raises as Caller.call."""
         core = self._core()
+        if not request.flags & meta.OPEN_TRUNC:
+            return self._open_in(core, request)
+        ino = None  # any, as long as nobody answers
+        try:
+            opened = self._open_in(core, request)
+            ino = opened.ino
+            return opened
+        finally:
+            core.changed(ino)
+
+    def _open_in(self, core: Core, request: meta.Open) -> meta.Opened:
         for _ in range(3):
             try:
                 return self._open_under(core, core.session(), request)
@@ -338,11 +349,7 @@ class OpenFile:
 
     def changed(self) -> None:
         """The content was changed, or may have been: what this process has read ahead of it is old."""
-        readers = self._core().readers
-        if readers:
-            for ahead in list(readers.values()):
-                if ahead.ino == self.ino:
-                    ahead.changed()
+        self._core().changed(self.ino)
 
     # --- lengths and epochs -----------------------------------------------------------------
 

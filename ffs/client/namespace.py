@@ -231,7 +231,12 @@ class Namespace(Lookups):
         """As os.truncate: cut, or extended by a hole that reads as zeros."""
         if length < 0:
             raise errors.InvalidArgument(f"length {length} is negative", check_path(path))
-        self.core.change(meta.Truncate(path=wire_path(path), length=length), meta.TruncateReply)
+        core, ino = self.core, None
+        try:
+            request = meta.Truncate(path=wire_path(path), length=length)
+            ino = core.change(request, meta.TruncateReply).ino or None
+        finally:
+            core.changed(ino)
 
     def chmod(self, path: PathLike, mode: int, *, follow_symlinks: bool = True) -> None:
         """As os.chmod."""

@@ -39,7 +39,9 @@ class Session:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.asked: list[Any] = []
-        self.readers: dict[int, Any] = {}
+
+    def changed(self, ino: int | None) -> None:
+        """Nobody has read ahead."""
 
     def renew_capability(self, number: int) -> int:
         if self.ended:
