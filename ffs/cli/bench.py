@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ffs.cli.benchmark.io_matrix import DEVICES, OPS, SIZES, TRANSPORTS, Wanted
+from ffs.cli.benchmark.stopped import stopping_cleanly
 from ffs.cli.parsing import Commands, command, count_argument
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def add_commands(commands: Commands) -> None:
     what = bench.add_subparsers(dest="what", metavar="WHAT")
     _add_io(what)
     words = "the same file through ffs, bindfs and libfuse's passthrough"
-    fuse = command(what, "fuse", run_fuse, words, json_option=True)
+    fuse = command(what, "fuse", stopping_cleanly(run_fuse), words, json_option=True)
     fuse.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
     fuse.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
     fuse.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
@@ -32,7 +33,7 @@ def add_commands(commands: Commands) -> None:
     fuse.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
     fuse.add_argument("--mib", type=count_argument, default=512, help="of the file (default: 512)")
     words = "the chunk engine by itself, on a disk and on tmpfs"
-    engine = command(what, "engine", run_engine, words, json_option=True)
+    engine = command(what, "engine", stopping_cleanly(run_engine), words, json_option=True)
     engine.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
     engine.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
     engine.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
@@ -47,7 +48,7 @@ def add_commands(commands: Commands) -> None:
         "--chunks", type=count_argument, default=1_000_000, help="chunks of the start-up (default: 1000000)"
     )
     words = "how fast a returned replica is filled, and what readers feel of it"
-    recovery = command(what, "recovery", run_recovery, words, json_option=True)
+    recovery = command(what, "recovery", stopping_cleanly(run_recovery), words, json_option=True)
     recovery.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
     recovery.add_argument("--only", action="append", metavar="CASE", help="run this case; may be repeated")
     recovery.add_argument("--rounds", type=count_argument, default=3, help="recoveries a case (default: 3)")
@@ -58,7 +59,7 @@ def add_commands(commands: Commands) -> None:
         help="MiB that the replica has missed (default: 1024)",
     )
     words = "names: creates, lookups and listings by many clients, and a metadata service that dies"
-    names = command(what, "meta", run_meta, words, json_option=True)
+    names = command(what, "meta", stopping_cleanly(run_meta), words, json_option=True)
     names.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
     names.add_argument(
         "--engine", metavar="URL", default="", help="fdb://CLUSTER-FILE (default: LMDB in --dir)"
@@ -82,7 +83,7 @@ def _usage(parser: argparse.ArgumentParser) -> int:
 
 def _add_io(what: Commands) -> None:
     words = "reads, writes and names on clusters of its own; without a choice the cases that have goals"
-    io = command(what, "io", run_io, words, json_option=True)
+    io = command(what, "io", stopping_cleanly(run_io), words, json_option=True)
     io.add_argument("--dir", type=Path, help="on which file system (default: a directory below /var/tmp)")
     io.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
     io.add_argument(
