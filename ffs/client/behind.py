@@ -168,12 +168,14 @@ class Behind(Tenant):
         if self._lane is not None:
             return True
         pool = self._handle.live_session().lanes
-        lane = pool.take(lane_bytes(self._chunk_size), self)
+        size = lane_bytes(self._chunk_size)
+        places = min(size // self._chunk_size, _MAX_PLACES)
+        lane = pool.take(size, self)
         if lane is None:
             return False
-        self._lane, self._pool = lane, pool
-        self._places = min(len(lane.memory) // self._chunk_size, _MAX_PLACES)
-        self._own = None
+        # No call from here on, where a signal may raise: a lane that nobody has is lost, and who has one
+        # without places waits for ever.
+        self._places, self._own, self._pool, self._lane = places, None, pool, lane
         return True
 
     def _vacant_place(self) -> int | None:

@@ -237,15 +237,17 @@ class LanePool:
                     _log.info("no lane to read ahead or write behind: %s", error)
                     return None
                 raise
-        tended = False
         try:
             with _in_pool, self._lock:
                 self._tenants.add(tenant)
                 tended = self._see_to_thread()
-        finally:
-            if not tended:
-                self.give(lane, tenant)
-        return lane if tended else None
+        except BaseException:
+            self.give(lane, tenant)
+            raise
+        if tended:
+            return lane
+        self.give(lane, tenant)
+        return None
 
     def give(self, lane: Lane, tenant: Tenant) -> None:
         """Take back a lane; what is in flight on it is waited for elsewhere. Blocks (as Lane.close) only

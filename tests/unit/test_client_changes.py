@@ -48,10 +48,8 @@ class Names(Namespace):
 
 
 def _attributes() -> meta.Attributes:
-    times = {"mtime_ns": 0, "ctime_ns": 0, "btime_ns": 0}
-    return meta.Attributes(
-        v=1, ino=5, type=FILE, mode=0o644, uid=0, gid=0, nlink=1, length=0, epoch=6, **times
-    )
+    zero: Any = dict.fromkeys(("uid", "gid", "length", "mtime_ns", "ctime_ns", "btime_ns"), 0)
+    return meta.Attributes(v=1, ino=5, type=FILE, mode=0o644, nlink=1, epoch=6, **zero)
 
 
 LOST = errors.OutcomeUnknown("no answer")

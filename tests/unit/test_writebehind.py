@@ -348,3 +348,31 @@ def test_memory_is_bounded() -> None:
         assert len(behind._flying) <= 32
     behind.finish()
     assert (world.stored[: 60 * CHUNK] == 5).all()
+
+
+@pytest.mark.parametrize("at", range(1, 30))
+def test_a_signal_while_a_lane_is_taken(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any of the calls there: no lane is lost, and nobody waits for a place that will never be."""
+    world = World(random.Random(1))
+    world.random.randint = lambda a, b: a  # type: ignore[method-assign]
+    world.chance = lambda probability: False  # type: ignore[method-assign]
+    behind = Behind(world, threading.Lock())  # type: ignore[arg-type]
+    left = [at]
+
+    def chunk_size(self: Behind) -> int:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return CHUNK
+
+    monkeypatch.setattr(Behind, "_chunk_size", property(chunk_size))
+    for turn in range(8):
+        try:
+            behind.write(turn * CHUNK, np.full(CHUNK, turn + 1, np.uint8))
+        except KeyboardInterrupt:
+            behind.write(turn * CHUNK, np.full(CHUNK, turn + 1, np.uint8))
+    assert left[0] <= 0
+    behind.finish()
+    for turn in range(8):
+        assert (world.stored[turn * CHUNK : (turn + 1) * CHUNK] == turn + 1).all()
+    assert not world.lent
