@@ -136,6 +136,15 @@ def _shape(args: argparse.Namespace) -> Shape:
         raise InvalidArgument(
             "was made without --roles: leave the option out, or give another --dir", args.dir
         )
+    if known.shape.null_devices and not args.null_devices:
+        raise InvalidArgument(
+            "was made with --null-devices, which store nothing: give that option again, or another --dir",
+            args.dir,
+        )
+    if args.null_devices and not known.shape.null_devices:
+        raise InvalidArgument(
+            "was made without --null-devices: leave the option out, or give another --dir", args.dir
+        )
     return msgspec.structs.replace(
         known.shape,
         failure_timeout_ms=args.failure_timeout or known.shape.failure_timeout_ms,
@@ -168,6 +177,8 @@ def _detach(args: argparse.Namespace, shape: Shape) -> int:
     else:
         print(f"cluster up at {address}\n  export FFS_CLUSTER={address}\n  stop: ffs down --dir {where}")
         print(f"  {_authentication(shape)}")
+        if shape.null_devices:
+            print(f"  {_STORES_NOTHING}")
     return 0
 
 
@@ -232,6 +243,8 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
             print(f"cluster up at {supervisor.address} in {directory.path}")
             print(f"  in another terminal: export FFS_CLUSTER={supervisor.address}")
             print(f"  {_authentication(shape)}")
+            if shape.null_devices:
+                print(f"  {_STORES_NOTHING}")
             print("  Ctrl-C stops it; the data stays", flush=True)
         if supervisor.unserved:
             print(f"ffs up: {supervisor.unserved}", file=sys.stderr)
@@ -250,6 +263,9 @@ def _foreground(args: argparse.Namespace, shape: Shape) -> int:
     live.clear()
     print("cluster stopped; its data stays in " + str(directory.path), file=sys.stderr)
     return 0
+
+
+_STORES_NOTHING = "null devices: this cluster stores nothing, files hold zeros (for measuring)"
 
 
 def _authentication(shape: Shape) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ffs.cli import main
 from ffs.cli.devcluster import process
 from ffs.cli.devcluster.control import Control, ask
 from ffs.cli.devcluster.handle import take_down
@@ -277,3 +278,17 @@ def test_shapes_of_older_clusters_are_read(tmp_path: Path) -> None:
     known = Directory(tmp_path).read_cluster()
     assert known is not None
     assert (known.shape.domains, known.shape.failure_timeout_ms) == (0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("null", "options", "words"),
+    [(True, [], "store nothing: give that option again"), (False, ["--null-devices"], "made without")],
+)
+def test_devices_that_store_nothing_are_asked_for_each_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], null: bool, options: list[str], words: str
+) -> None:
+    shape = Shape(nodes=1, replicas=1, device_bytes=1 << 30, null_devices=null)
+    write_file(Directory(tmp_path).cluster_file, ClusterFile(FORMAT, shape))
+    assert main(["up", "--dir", str(tmp_path), "--detach", *options]) == 1
+    assert words in capsys.readouterr().err
+    assert not Directory(tmp_path).run_file.exists()
