@@ -79,6 +79,8 @@ class OpenFile:
         self._handle = 0
         self._unreported_end = 0
         self._doubtful = False
+        self._writes_under_way: list[None] = []  # one each, in any thread
+        self._closed = False
         self._grant: tuple[bytes, int] = (b"", 0)
         self._native_id = 0
         self._placement: Placement | None = None
@@ -175,6 +177,8 @@ class OpenFile:
         native_id = self._native_id
         if native_id == 0:
             with self._lock:
+                if self._closed:
+                    raise self._closed_meanwhile()
                 if self._native_id == 0:
                     rights = RIGHT_READ if self.flags & meta.OPEN_READ else 0
                     rights |= RIGHT_WRITE if self.writing else 0
@@ -226,6 +230,20 @@ class OpenFile:
 
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write all of `data` at `offset`; durable on every replica when it returns. Blocking."""
+        self._begin_write()
+        try:
+            self._write_in_turns(offset, data)
+        finally:
+            self._writes_under_way.pop()
+
+    def _begin_write(self) -> None:
+        """What is noted here and still under way at the file's close may leave chunks that nobody reports."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("I/O operation on closed file")
+            self._writes_under_way.append(None)
+
+    def _write_in_turns(self, offset: int, data: Bytes) -> None:
         from ffs.client import transfer
 
         for _ in range(_MAX_TURNS):
@@ -292,7 +310,11 @@ class OpenFile:
             sparse.allocate(session.rings, session, extent, offset, length)
             self.note_written(offset + length, extent.epoch)
 
-        self._on_chunks(work, changes=True)
+        self._begin_write()
+        try:
+            self._on_chunks(work, changes=True)
+        finally:
+            self._writes_under_way.pop()
         self.report()
 
     def _on_chunks(self, work: Callable[[Session, Extent], R], *, changes: bool = False) -> R:
@@ -330,6 +352,8 @@ class OpenFile:
                 if not self._room.ask(session, self.ino, self._handle, extent.epoch, end):
                     self._take_epoch(session)
             except BadHandle as error:
+                if self._closed:
+                    raise self._closed_meanwhile() from error
                 raise Fenced(f"{error.message}; the service has closed this file", self.path) from error
             except FfsError as error:
                 self._raise_named(error)
@@ -381,6 +405,8 @@ class OpenFile:
 
     def _mend(self, error: FfsError, session: Session) -> None:
         """Put right what made a transfer fail, or raise the error with the file's name."""
+        if self._closed:
+            raise self._closed_meanwhile() from error
         if isinstance(error, StaleEpoch):
             self._take_epoch(session)
         elif isinstance(error, CapabilityExpired):
@@ -419,6 +445,9 @@ class OpenFile:
             if named is not error:
                 named.__context__ = error.__context__
             del named, error  # its traceback refers to this frame: the user's buffer would stay with both
+
+    def _closed_meanwhile(self) -> BadHandle:
+        return BadHandle("another thread closed the file meanwhile", self.path)
 
     def _renew(self, session: Session) -> int:
         """Renew the capability at the service; returns the epoch to write under."""
@@ -501,6 +530,9 @@ class OpenFile:
     def close(self) -> None:
         """End the write session, if any, publishing the length. Blocking then."""
         session, core = self._session, self._session_core
+        with self._lock:
+            self._closed = True
+            self._doubtful |= bool(self._writes_under_way)
         handle, self._handle = self._handle, 0
         if session is None or core is not self._core_or_none():
             return  # opened in the parent of this process, which closes it
@@ -534,6 +566,7 @@ class OpenFile:
     def after_fork_in_child(self) -> None:
         """The locks may be held by threads that don't exist here."""
         self._lock = threading.Lock()
+        self._writes_under_way.clear()
         self._room.after_fork_in_child()
 
     def _core_or_none(self) -> Core | None:

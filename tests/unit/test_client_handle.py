@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ffs import errors
@@ -134,3 +135,29 @@ def test_an_error_at_the_end_of_a_with_block_keeps_the_users_own() -> None:
     told = "".join(traceback.format_exception(caught.value))
     assert told.count("QuotaExceeded: ") == 1
     assert "KeyError: 'mine'" in told
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_close_while_another_thread_writes(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that leaves is looked for at the service; the writer is told what happened."""
+    session = Session(4)
+    file = opened(session)
+    file._placement = session.rings = object()  # type: ignore[assignment, attr-defined]
+
+    def write(*_: Any) -> None:
+        if closes:
+            file.close()
+            raise errors.InvalidArgument("no such capability id")
+
+    monkeypatch.setattr("ffs.client.transfer.write", write)
+    if closes:
+        with pytest.raises(errors.BadHandle, match="another thread closed"):
+            file.write_at(0, np.zeros(5, np.uint8))
+    else:
+        file.write_at(0, np.zeros(5, np.uint8))
+        file.close()
+    (close,) = session.asked
+    assert close.doubtful == closes
+    with pytest.raises(ValueError, match="closed file"):
+        file.write_at(0, np.zeros(5, np.uint8))
+    assert len(session.asked) == 1
