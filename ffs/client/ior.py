@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "Ior"]
 
 _NO_INTS: Final = np.zeros(0, dtype=np.int64)
+_NO_CQES: Final = np.zeros(0, dtype=CQE_DTYPE)
 
 
 class Completion(NamedTuple):
@@ -303,7 +304,9 @@ class Ior:
             self._settle(self._taken)
         if self._needs:
             self._see_to_needs()
-        least = max(0, least - len(self._empty) - sum(map(len, self._ready)))
+        if self._ready:
+            least -= sum(map(len, self._ready))
+        least = max(0, least - len(self._empty))
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
             self._taken, self._needs = self._ring.wait(least, left)
@@ -404,7 +407,7 @@ class Ior:
 def _joined(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=CQE_DTYPE)
+    return np.concatenate(parts) if parts else _NO_CQES
 
 
 def furthest(ends: Ints, which: Ints, count: int) -> list[int]:
