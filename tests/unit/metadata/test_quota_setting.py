@@ -162,8 +162,13 @@ def test_what_cant_be_read_holds_up_nothing_else() -> None:
         sweeper = QuotaSweeper(store)
         while await sweeper.step():
             pass
-        views = [await w.view(path) for path in (b"/p", b"/q")]
-        assert [view and (view.used_entries, view.state) for view in views] == [(1, COUNTING), (4, READY)]
+        stuck, whole = [await w.view(path) for path in (b"/p", b"/q")]
+        # d, and its first file if a slow machine made the sweep take fewer at once
+        assert stuck
+        assert stuck.state == COUNTING
+        assert stuck.used_entries in (1, 2)
+        assert whole
+        assert (whole.used_entries, whole.state) == (4, READY)
 
     asyncio.run(main())
 
