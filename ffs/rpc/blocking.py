@@ -84,19 +84,30 @@ class BlockingConnection:
         `deadline` (of time.monotonic) at most TICK_S late.
 
         Raises DeadlineExceeded; ConnectionLost or another error, after which the connection is `lost`."""
-        with self._mutex:
-            if self.lost is not None:
-                raise type(self.lost)(self.lost.message)
-            first = self._next
-            self._next = first + len(bodies)
-            waiter = _Waiter(first, len(bodies))
-            for request_id, body in enumerate(bodies, first):
-                self._out.append(encode_frame(REQUEST, request_id, body))
-                self._waiting[request_id] = waiter
-            send = not self._sending
-            self._sending = True
-        if send:
-            self._send_all()
+        send = False
+        try:
+            with self._mutex:
+                if self.lost is not None:
+                    raise type(self.lost)(self.lost.message)
+                first = self._next
+                self._next = first + len(bodies)
+                waiter = _Waiter(first, len(bodies))
+                for request_id, body in enumerate(bodies, first):
+                    self._out.append(encode_frame(REQUEST, request_id, body))
+                    self._waiting[request_id] = waiter
+                send = not self._sending
+                self._sending = True
+            if send:
+                self._send_all()
+        except BaseException:
+            if (
+                send
+            ):  # by a signal: perhaps half a frame is out, and nobody else would send the others' requests
+                self._sending = False
+                self._fail(
+                    ConnectionLost(f"connection to {format_address(self.address)}: a send was interrupted")
+                )
+            raise
         self._wait(waiter, deadline)
         if waiter.error is not None:
             raise type(waiter.error)(waiter.error.message)
