@@ -98,9 +98,8 @@ native-test: build/test/build.ninja
 # What only computes runs on all cores; what brings clusters up, kills and waits has the machine to itself.
 COMPUTING   := tests/unit tests/sim tests/model tests/conformance tests/linearizability
 
-COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/test_cli*.py tests/integration/test_checkpoint.py \
-                 tests/integration/test_kv.py tests/integration/test_namespace.py tests/integration/test_xattr.py)
-COMPANY     := $(filter-out %/test_client_%,$(COMPANY))
+COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/test_cli.py tests/integration/test_cli_*.py \
+                 tests/integration/test_checkpoint.py tests/integration/test_kv.py tests/integration/test_namespace.py tests/integration/test_xattr.py)
 
 python-test: .stamps/build .stamps/torch
 	@$(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal
