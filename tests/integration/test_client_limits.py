@@ -11,7 +11,6 @@ import random
 import resource
 import signal
 import time
-import traceback
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import in_child, start
 
 import ffs
 from ffs.client.client import Client
@@ -76,21 +76,6 @@ def servers(cluster: Any) -> Servers:
     return Servers(cluster)
 
 
-def child(work: Callable[[], None]) -> int:
-    """The pid of a child of fork that does this and ends with 0, or with 1 if it raised."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
 def busy(address: str, home: str, number: int, started: int) -> None:
     """A client that reads and writes by files, by a ring, and ahead and behind, until it is killed."""
     client = ffs.connect(address, session_ttl=1.0)
@@ -127,7 +112,7 @@ def test_s4_killed_clients_leave_nothing(address: str, client: Client, home: str
     def kill_some(count: int, first: int) -> None:
         for number in range(first, first + count):
             begun, started = os.pipe()
-            pid = child(lambda number=number, started=started: busy(address, home, number, started))  # type: ignore[misc]
+            pid = start(lambda number=number, started=started: busy(address, home, number, started))  # type: ignore[misc]
             os.close(started)
             try:
                 assert os.read(begun, 1) == b"."
@@ -206,7 +191,7 @@ def test_s6_many_files_need_few_descriptors(address: str, client: Client, home: 
             file.close()
         own.close()
 
-    assert os.waitstatus_to_exitcode(os.waitpid(child(work), 0)[1]) == 0
+    assert in_child(work)
 
 
 def test_s15_clients_that_come_and_go_leave_nothing(
@@ -279,4 +264,4 @@ def test_a_client_without_descriptors_says_so_and_goes_on(address: str, client: 
             assert reader.read() == data
         own.close()
 
-    assert os.waitstatus_to_exitcode(os.waitpid(child(work), 0)[1]) == 0
+    assert in_child(work)

@@ -7,11 +7,11 @@ import mmap
 import os
 import signal
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from children import ends_well, start
 
 import ffs
 from ffs.cli.devcluster.state import Directory, Shape
@@ -40,26 +40,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
 def client(cluster: Supervisor) -> Iterator[Client]:
     with ffs.connect(cluster.address, request_timeout=120, unavailable_timeout=60) as connected:
         yield connected
-
-
-def start(work: Callable[[], None]) -> int:
-    """Runs `work` in a child of fork, which ends with 0 only if it returned."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(100)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def ends_well(pid: int) -> bool:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def record(writer: int, number: int) -> bytes:

@@ -8,13 +8,12 @@ import resource
 import select
 import signal
 import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from children import in_child
 
 from ffs import errors
 from ffs._native.iov import Iov
@@ -26,22 +25,6 @@ SIZE = 1 << 20
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 OF_CLIENTS = ("sessions", "regions", "region_bytes")
 OF_REQUESTS = ("pool_used_bytes", "ops_waiting")
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """The exit status of a child of fork that does this: 0 if it ended, 1 if it raised."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(120)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def descriptors(pid: int | str = "self") -> int:
@@ -100,7 +83,7 @@ def test_s5_registration_fails_at_each_descriptor_of_the_client(one: Nodes, tran
         assert refusals >= 5  # client, ring (2), Iov, connection
         assert fine == 3
 
-    assert in_child(work) == 0
+    assert in_child(work, 120)
     until(lambda: quiet(one))
 
 
@@ -257,7 +240,7 @@ def test_s20_destroyed_by_several_threads_at_once(one: Nodes) -> None:
             iov.close()
         own.close()
 
-    assert in_child(work) == 0
+    assert in_child(work, 120)
     client.close()
     until(lambda: quiet(one))
 
