@@ -82,21 +82,9 @@ class SocketFloor final : public Floor {
   }
 
   Result<FloorCount> run(uint32_t duration_ms) override {
-    FloorCount count;
-    const uint64_t begin = now_ns();
-    const uint64_t end = begin + duration_ms * 1000000ull;
-    uint64_t asked = options_.depth;
-    FFS_TRY_STATUS(ask(options_.depth));
-    while (count.blocks < asked) {
-      FFS_TRY(uint32_t got, receive());
-      count.blocks += got;
-      if (got > 0 && now_ns() < end) {
-        FFS_TRY_STATUS(ask(got));
-        asked += got;
-      }
-    }
-    count.elapsed_ns = now_ns() - begin;
-    return count;
+    return keep_in_flight(
+        options_.depth, duration_ms, [this](uint32_t count) { return ask(count); },
+        [this] { return receive(); });
   }
 
  private:
