@@ -2,8 +2,8 @@
 
 Keeps the last decision and the last proposal of each chain, what waits to be recorded and what is being
 recorded, who is being filled where, and since when things have been quiet or overdue. All of it is learned
-anew by the next primary. Only chains with news are looked at. A chain about which an assertion fails is left
-as it is, and the others go on. One event loop; no I/O. docs/control_plane.md, Chains.
+anew by the next primary. Chains with news are looked at, and the others in turn. A chain about which an
+assertion fails is left as it is, and the others go on. One event loop; no I/O. docs/control_plane.md, Chains.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ log = logging.getLogger("ffs.meta.chains")
 
 SYNCS_OF_NODE: Final = 16  # at once, as their target and as their source
 REORDERS_A_ROUND: Final = 64
+LOOKS_A_ROUND: Final = 64
 LONGEST_PAUSE: Final = 4  # times the first
 
 SeatOf = Callable[[int], Seat]
@@ -57,6 +58,7 @@ class Decisions:
         self._failing: dict[int, tuple[object, int, float]] = {}  # chain -> which sync, how far it got, since
         self._stalled: set[int] = set()  # chains whose sync has failed for long, as `decide` was told
         self._withheld: dict[int, tuple[int, ...]] = {}  # chain -> nodes
+        self._turn: list[int] = []  # chains that are looked at soon, whatever happens
 
     # decisions
 
@@ -74,8 +76,16 @@ class Decisions:
         settled = [c for c, at_s in self._unordered_s.items() if now_s - at_s >= self._patience_s]
         failing = [c for c, (_, _, at_s) in self._failing.items() if now_s - at_s >= self._patience_s]
         stalled = [c for c in failing if c not in self._stalled]
-        self.look(view, [*late, *settled[:REORDERS_A_ROUND], *stalled], now_s)
+        self.look(view, [*late, *settled[:REORDERS_A_ROUND], *stalled, *self._next_ones(view)], now_s)
         self._give_slots(view, now_s)
+
+    def _next_ones(self, view: View) -> list[int]:
+        """Some chains without news, all of them in turn: news that was lost, or judged in a bad moment, costs
+        a while and not for ever."""
+        if not self._turn:
+            self._turn = list(view.chains)
+        chosen, self._turn = self._turn[-LOOKS_A_ROUND:], self._turn[:-LOOKS_A_ROUND]
+        return [chain_id for chain_id in chosen if chain_id in view.chains]
 
     def may_lease(self, node: int) -> bool:
         """Whether the node may be given a lease: not while a version that leaves out what it serves is about

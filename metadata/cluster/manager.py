@@ -139,6 +139,7 @@ class Manager:
         self._judged: dict[int, tuple[int, bool, bool]] = {}  # node -> incarnation, here, lapsed
         self._fences: frozenset[int] = frozenset()
         self._said: set[object] = set()  # what was logged once already
+        self._said_late_s = float("-inf")
         self._usage_s = float("-inf")
         self._wake_recorder = asyncio.Event()
         self._wake_alive = asyncio.Event()
@@ -268,18 +269,23 @@ class Manager:
         """Judges who is there, as often as that may change. Waits for nothing else: when it is late, so was
         the whole process."""
         period_s = min(self.failure_timeout_s / 10, 0.25)
-        said_s = float("-inf")
         while True:
-            now = self.now_s()
+            now = self._now()
             await asyncio.sleep(min(period_s, max(0.001, self._presences.next_change_s(now) - now)))
-            forgiven_s = self._presences.tick(self.now_s())
-            if not self.lease.primary or self._term != self.lease.term:
-                continue
-            if forgiven_s and self.now_s() - said_s > HELD_UP_LOG_S:
-                said_s = self.now_s()
-                log.warning("this process was held up for %.1f s: that silence isn't counted", forgiven_s)
-            self._look_at_view()
-            self._judge_presence()
+            self._now()
+            if self.lease.primary and self._term == self.lease.term:
+                self._look_at_view()
+                self._judge_presence()
+
+    def _now(self) -> float:
+        """The time by which nodes are judged. Asked for before any of them is: whatever runs first after this
+        process was held up - a request, mostly - forgives that time, else it would take all for gone."""
+        now = self.now_s()
+        forgiven_s = self._presences.tick(now)
+        if forgiven_s and self.lease.primary and now - self._said_late_s > HELD_UP_LOG_S:
+            self._said_late_s = now
+            log.warning("this process was held up for %.1f s: that silence isn't counted", forgiven_s)
+        return now
 
     async def _tick(self) -> None:
         while True:
@@ -287,7 +293,7 @@ class Manager:
             await _survive(self._enter_term())  # again, if the store failed when the term began
             if self.lease.primary and self._term == self.lease.term:
                 await _survive(self.records_changed())
-                self._chains.look_again(self.view, self.now_s())
+                self._chains.look_again(self.view, self._now())
                 self._hand_out()
                 await _survive(self._load_fences())
                 await _survive(self._save_usage())
@@ -336,7 +342,7 @@ class Manager:
     async def _register(self, request: RegisterNode) -> RegisterNodeReply:
         node = await self._registry.register(request, self.is_gone)
         await self._routing.refresh()  # from now on the one before is refused
-        now = self.now_s()
+        now = self._now()
         self._presences.registered(node.id, node.incarnation, now)
         state = self.nodes.get(node.id)
         if state is None or state.incarnation < node.incarnation:
@@ -352,7 +358,7 @@ class Manager:
 
     def is_gone(self, node: int) -> bool:
         """Whether it surely holds no lease any more."""
-        return self._presences.lapsed(node, self.now_s())
+        return self._presences.lapsed(node, self._now())
 
     def _state_of(self, node: int, incarnation: int) -> NodeState:
         """Of a node that speaks. Raises Fenced if another process has its place."""
@@ -361,14 +367,14 @@ class Manager:
             raise Fenced(f"node {node} incarnation {incarnation} isn't the registered one: register")
         state = self.nodes.get(node)
         if state is None or state.incarnation != incarnation:
-            state = self.nodes[node] = NodeState(incarnation, self.now_s())
+            state = self.nodes[node] = NodeState(incarnation, self._now())
         return state
 
     def _heartbeat(self, peer: Peer, beat: Heartbeat) -> HeartbeatReply:
         if peer.role != "storage":
             raise NotPermitted(f"heartbeats are for storage nodes, not for role {peer.role}")
         state = self._state_of(beat.node, beat.incarnation)
-        now = self.now_s()
+        now = self._now()
         state.fenced.update(beat.fenced)
         state.keys = beat.keys
         changed: set[int] = set()
@@ -463,7 +469,7 @@ class Manager:
 
     def _behind_keys(self, revision: int) -> list[str]:
         """Live nodes that don't act on that revision of the signing keys."""
-        now = self.now_s()
+        now = self._now()
         return [
             node.name
             for node in self.view.nodes.values()
@@ -501,7 +507,7 @@ class Manager:
     # decisions
 
     def _seat(self, target: int) -> Seat:
-        view, now = self.view, self.now_s()
+        view, now = self.view, self._now()
         node = view.node_of(target)
         state = self.nodes.get(node.id)
         known = state is not None and state.incarnation == node.incarnation
@@ -544,7 +550,7 @@ class Manager:
         self._look(changed)
 
     def _look(self, chain_ids: Iterable[int]) -> None:
-        self._chains.look(self.view, chain_ids, self.now_s())
+        self._chains.look(self.view, chain_ids, self._now())
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -556,7 +562,7 @@ class Manager:
             self._wake_recorder.set()
 
     def _judge_presence(self) -> None:
-        now = self.now_s()
+        now = self._now()
         changed: set[int] = set()
         for node in self.view.nodes.values():
             judged = (

@@ -83,10 +83,12 @@ def standing_still(cluster: Supervisor, *names: str) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def until(condition: Callable[[], bool], cluster: Supervisor | None = None, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it didn't come to that"
+        if time.monotonic() >= end:
+            chains = cluster.status().chains if cluster else ()
+            pytest.fail("\n".join(["it didn't come to that", *sorted({c.reason for c in chains})]))
         time.sleep(0.05)
 
 
@@ -123,7 +125,7 @@ def test_reads_around_a_stopped_server_ask_a_second_replica(
     slowest = 0.0
     with client.open(path, "rb", 0) as file:
         for victim in range(NODES):
-            until(lambda: all_serve(cluster))
+            until(lambda: all_serve(cluster), cluster)
             assert file.pread(len(data), 0) == data
             with standing_still(cluster, f"node{victim}"):
                 for at in range(0, len(data), CHUNK):
@@ -132,7 +134,7 @@ def test_reads_around_a_stopped_server_ask_a_second_replica(
                     slowest = max(slowest, time.monotonic() - began)
     print(f"slowest read around a stopped server: {slowest * 1000:.0f} ms")
     assert sum(s.hedge_wins for s in stats_of(client)) > 0
-    until(lambda: all_serve(cluster))
+    until(lambda: all_serve(cluster), cluster)
 
 
 def test_writes_go_on_when_a_server_stops_and_nothing_is_applied_twice(
@@ -146,7 +148,7 @@ def test_writes_go_on_when_a_server_stops_and_nothing_is_applied_twice(
             with standing_still(cluster, f"node{victim}"):
                 file.pwrite(value * 40 * CHUNK, 0)  # ends when the chains go on without it
                 assert file.pread(40 * CHUNK, 0) == value * 40 * CHUNK
-            until(lambda: all_serve(cluster))
+            until(lambda: all_serve(cluster), cluster)
             assert file.pread(40 * CHUNK, 0) == value * 40 * CHUNK
 
 
@@ -157,7 +159,7 @@ def test_writes_go_on_when_a_server_is_killed(cluster: Supervisor, client: Clien
         file.pwrite(b"b" * 40 * CHUNK, 0)
         assert file.pread(40 * CHUNK, 0) == b"b" * 40 * CHUNK
         cluster.start_node(0)
-        until(lambda: all_serve(cluster))
+        until(lambda: all_serve(cluster), cluster)
         assert file.pread(40 * CHUNK, 0) == b"b" * 40 * CHUNK
 
 
@@ -190,7 +192,7 @@ def test_a_chain_that_is_down_is_a_distinct_error_and_works_again(
             made.write(b"first")
         for node in range(NODES):
             cluster.start_node(node)
-        until(lambda: all_serve(cluster))
+        until(lambda: all_serve(cluster), cluster)
         # Nothing is opened again.
         until(lambda: _works(lambda: file.pread(10, 0) == data[:10]))
         file.pwrite(data[:1], 0)
@@ -254,7 +256,7 @@ def test_case_25_a_stopped_server_cannot_touch_a_buffer_that_was_used_again(
         for turn in range(6):
             victim = f"node{turn % NODES}"
             pid = pid_of(cluster, victim)
-            until(lambda: others_serve(cluster, victim))  # noqa: B023 - called at once
+            until(lambda: others_serve(cluster, victim), cluster)  # noqa: B023 - called at once
             for i in range(40):
                 ior.prepare(file, i * CHUNK, iov[i * CHUNK : (i + 1) * CHUNK], userdata=i)
             ior.submit()
@@ -274,4 +276,4 @@ def test_case_25_a_stopped_server_cannot_touch_a_buffer_that_was_used_again(
             assert (memory == 0xA5).all()
         del memory
     iov.close()
-    until(lambda: all_serve(cluster))
+    until(lambda: all_serve(cluster), cluster)

@@ -217,6 +217,12 @@ class SimNode:
     async def beat(self, process: Process) -> proto.HeartbeatReply:
         return self.hear(await process.ask(self.heartbeat()))
 
+    def beat_now(self, process: Process) -> None:
+        """Before anything else of the process runs."""
+        reply = process.manager.handle_now(STORAGE, self.heartbeat())
+        assert isinstance(reply, proto.HeartbeatReply), reply
+        self.hear(reply)
+
     def hear(self, reply: proto.HeartbeatReply) -> proto.HeartbeatReply:
         assert isinstance(reply, proto.HeartbeatReply)
         self.fenced = reply.fences

@@ -7,6 +7,7 @@ import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec.structs import replace
 from test_chain import OFFLINE, A, B, C, holds, outside, record, report, seat
 
 from metadata.cluster.chain import Seat, recorded_by, version_of
@@ -143,3 +144,19 @@ def test_members_that_come_and_go_cannot_replace_each_proposal_for_ever() -> Non
     at, serving = records[0]
     assert A in serving
     assert 2 * T <= at <= 2 * T + 4
+
+
+def test_each_chain_is_looked_at_in_turn() -> None:
+    """A decision made in a bad moment doesn't stay for want of news."""
+    records = {n: replace(record("sss"), id=n) for n in range(1, 201)}
+    seats = {m: holds(m) for m in (A, B, C)}
+    targets = {m: SimpleNamespace(node=m) for m in seats}
+    view = cast(View, SimpleNamespace(chains=records, targets=targets))
+    decisions = Decisions(lambda target: seats[target], T)
+    decisions.forget(3)
+    for _ in range(5):
+        decisions.look_again(view, 0.0)
+    assert decisions.of.keys() == records.keys()
+    del records[7]  # nothing is decided about one that is gone
+    for _ in range(5):
+        decisions.look_again(view, 0.0)

@@ -466,6 +466,22 @@ def test_a_stall_of_the_manager_isnt_silence_of_nodes() -> None:
     run(body)
 
 
+def test_what_is_asked_first_after_a_stall_finds_nobody_gone() -> None:
+    """A heartbeat is handled before the watch notices the stall. Chains that it looked at with the others
+    gone stayed so for ever: to those who came next nothing had changed."""
+
+    async def body() -> None:
+        async with cluster() as (process, all_nodes, _):
+            process.offset_s += 10 * TIMEOUT_S
+            first = all_nodes[0]
+            for target in first.targets.values():
+                target.suspect = next(iter(all_nodes[1].targets))  # news: decisions are made at once
+            first.beat_now(process)
+            assert not any("isn't there" in d.reason for d in process.manager.decisions.values())
+
+    run(body)
+
+
 def test_steps_of_the_wall_clock_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """S10: the only manager lost its lease after a clock step."""
 
