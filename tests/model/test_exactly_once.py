@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from exactly_once import CASES, NOT_REPEATABLE, READ_ONLY, USER, Case, World, content, told
+from exactly_once import NOT_REPEATABLE, READ_ONLY
+from exactly_once_content import content, told
+from exactly_once_world import CASES, USER, Case, World
 
 from ffs import errors
 from ffs.proto import meta
