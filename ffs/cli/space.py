@@ -39,7 +39,14 @@ def add_commands(commands: Commands) -> None:
         type=size_argument,
         required=True,
         metavar="SIZE",
-        help="largest block, 1 to 16MiB; it stays",
+        help="largest block, 1 to 16MiB (with --parts: of each part); it stays",
+    )
+    create.add_argument(
+        "--parts",
+        type=count_argument,
+        default=1,
+        metavar="N",
+        help="into how many chunks each block is cut, groups of layers: for blocks of more than 16MiB",
     )
     create.add_argument("--table", help="chain table by name or id (default: the one for KV spaces)")
     create.add_argument(
@@ -100,6 +107,7 @@ def _usage_line(parser: argparse.ArgumentParser) -> int:
 
 
 def run_create(args: argparse.Namespace) -> int:
+    from ffs.kv.geometry import Geometry
     from ffs.kv.handle import Handle
 
     place = parse_remote(args.path)
@@ -109,7 +117,7 @@ def run_create(args: argparse.Namespace) -> int:
         Handle.create(
             client,
             place.path,
-            args.block_size,
+            Geometry(args.block_size, args.parts),
             table=wanted,
             stripe=args.stripe,
             quota_bytes=args.quota,
@@ -243,7 +251,8 @@ def stat_lines(
     replicas = f" ({plural(route.replicas, 'replica')})" if route is not None else ""
     yield f"path       {shown(path)}"
     yield f"inode      {attributes.ino}"
-    yield f"blocks     up to {format_bytes(kv.block_bytes)}"
+    parts = f", in {kv.parts} parts" if kv.parts > 1 else ""
+    yield f"blocks     {'of' if kv.parts > 1 else 'up to'} {format_bytes(kv.block_bytes)}{parts}"
     yield f"table      {route.name if route is not None else layout.table}{replicas}"
     share = f", {usage.bytes / kv.quota_bytes:.0%} used" if kv.quota_bytes else ""
     yield f"quota      {format_bytes(kv.quota_bytes) if kv.quota_bytes else 'none'}{share}"
@@ -311,6 +320,7 @@ def space_fields(
         "inode": attributes.ino,
         "table": tables[layout.table].name if layout.table in tables else str(layout.table),
         "block_bytes": kv.block_bytes,
+        "parts": kv.parts,
         "quota_bytes": kv.quota_bytes,
         "ttl_ms": kv.ttl_ms,
         "evictable": bool(kv.flags & KV_EVICTABLE),

@@ -129,6 +129,25 @@ class Routing:
         names = ", ".join(sorted({route.name for route in self.get().tables})) or "none"
         raise NotFound(f"no chain table {table!r}; there are: {names}")
 
+    def kv_table_of(self, replicas: int) -> int:
+        """The id of the chain table for KV spaces with so many replicas: of role kv if there is one, else of
+        no role. NotFound lists the tables, and says how to make one."""
+        _require_int("replicas", replicas)
+        if not 1 <= replicas <= 3:
+            raise InvalidArgument(f"replicas is {replicas}: give 1 to 3")
+        for attempt in range(2):
+            tables = self.get().tables
+            fits = [route for route in tables if route.replicas == replicas and route.role in ("kv", "")]
+            if fits:
+                return min(fits, key=lambda route: (route.role != "kv", route.id)).id
+            if attempt == 0:
+                self.refresh()
+        names = ", ".join(sorted({f"{route.name} ({route.replicas})" for route in tables})) or "none"
+        raise NotFound(
+            f"no chain table for KV spaces has {replicas} replicas; there are, with so many: {names}."
+            f" Make one: `ffs cluster table create NAME --replicas {replicas}`"
+        )
+
 
 def check_layout_options(chunk_size: int | None, stripe: int | None) -> None:
     """Refuse, before anything is sent, options that no table could satisfy. InvalidArgument, TypeError."""

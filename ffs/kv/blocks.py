@@ -16,6 +16,17 @@ import numpy.typing as npt
 
 from ffs._native.iov import Iov, IovSlice
 from ffs.errors import InvalidArgument
+from ffs.kv.geometry import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Blocks at these byte offsets of an Iov, for any number of them without Python for each. `lengths`:
+    bytes of each, or of all; None: as many as the call takes."""
+
+    iov: Iov
+    offsets: npt.NDArray[np.integer]
+    lengths: npt.NDArray[np.integer] | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +54,19 @@ Blocks = SharedBlocks | PrivateBlocks
 def look_at(blocks: object, count: int, block_bytes: int, *, writable: bool) -> Blocks:
     """Understands what the caller gave for `count` blocks of at most `block_bytes`.
 
-    An Iov or IovSlice holds them one after the other, `block_bytes` apart; a sequence holds one slice
-    or buffer a block. InvalidArgument or TypeError says what doesn't fit.
+    An Iov or IovSlice holds them one after the other, `block_bytes` apart; Places say where in an Iov; a
+    sequence holds one slice or buffer a block. InvalidArgument or TypeError says what doesn't fit.
     """
+    if isinstance(blocks, Places):
+        return _placed(blocks, count, block_bytes, writable)
     if isinstance(blocks, Iov):
         blocks = blocks[0 : len(blocks)]
     if isinstance(blocks, IovSlice):
         return _consecutive(blocks, count, block_bytes)
     if not isinstance(blocks, Sequence) or isinstance(blocks, bytes | bytearray | memoryview | str):
         raise TypeError(
-            f"blocks are an Iov, a slice of one, or a list of slices or buffers, not {type(blocks).__name__}"
+            f"blocks are an Iov, a slice of one, Places in one, or a list of slices or buffers, not"
+            f" {type(blocks).__name__}"
         )
     if len(blocks) != count:
         raise InvalidArgument(f"{count} keys and {len(blocks)} blocks: give one for each key")
@@ -74,6 +88,37 @@ def _consecutive(whole: IovSlice, count: int, block_bytes: int) -> SharedBlocks:
         lengths=np.full(count, block_bytes, dtype=np.int64),
         keep=(whole,),
     )
+
+
+def _placed(places: Places, count: int, block_bytes: int, writable: bool) -> SharedBlocks:
+    offsets = _numbers("offsets", places.offsets, count)
+    lengths = _numbers("lengths", block_bytes if places.lengths is None else places.lengths, count)
+    wrong = (lengths < block_bytes) if writable else (lengths < 1) | (lengths > block_bytes)
+    outside = (offsets < 0) | (offsets > len(places.iov) - lengths)
+    if wrong.any():
+        position = int(np.flatnonzero(wrong)[0])
+        _check_length(position, int(lengths[position]), block_bytes, writable)
+    if outside.any():
+        position = int(np.flatnonzero(outside)[0])
+        raise InvalidArgument(
+            f"place {position}: {lengths[position]} bytes from {offsets[position]} on aren't within the Iov"
+            f" of {len(places.iov)} bytes"
+        )
+    return SharedBlocks(
+        handles=np.full(count, places.iov.handle, dtype=np.uint64),
+        offsets=offsets.astype(np.uint64),
+        lengths=np.minimum(lengths, block_bytes) if writable else lengths,
+        keep=(places,),
+    )
+
+
+def _numbers(name: str, values: npt.NDArray[np.integer] | int, count: int) -> npt.NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or (array.ndim and array.shape != (count,)):
+        raise InvalidArgument(
+            f"{name} of Places are integers, one for each of {count} keys, not {array.dtype} {array.shape}"
+        )
+    return np.broadcast_to(array.astype(np.int64), (count,))
 
 
 def _check_length(position: int, length: int, block_bytes: int, writable: bool) -> None:
@@ -111,3 +156,20 @@ def _private(buffers: Sequence[Any], block_bytes: int, writable: bool) -> Privat
         views.append(view)
     lengths = np.array([len(view) for view in views], dtype=np.int64)
     return PrivateBlocks(views, np.minimum(lengths, block_bytes) if writable else lengths)
+
+
+def cut(blocks: Blocks, pieces: Sequence[Piece]) -> Blocks:
+    """The same memory by piece, in the order of block, then piece; one piece is all of a block."""
+    if len(pieces) == 1:
+        return blocks
+    lengths = np.tile(np.array([piece.length for piece in pieces], dtype=np.int64), len(blocks.lengths))
+    if isinstance(blocks, PrivateBlocks):
+        views = [view[piece.at : piece.at + piece.length] for view in blocks.views for piece in pieces]
+        return PrivateBlocks(views, lengths)
+    at = np.tile(np.array([piece.at for piece in pieces], dtype=np.uint64), len(blocks.lengths))
+    return SharedBlocks(
+        handles=np.repeat(blocks.handles, len(pieces)),
+        offsets=np.repeat(blocks.offsets, len(pieces)) + at,
+        lengths=lengths,
+        keep=blocks.keep,
+    )

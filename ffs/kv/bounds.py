@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ffs.client.paths import wire_path
 from ffs.errors import InvalidArgument
+from ffs.kv.geometry import Geometry
 from ffs.proto import meta
 from ffs.proto.cluster import GetSpaces, SpacesReply, SpaceView
 from ffs.proto.records import KV_EVICTABLE, KvParams
@@ -36,10 +37,11 @@ class Bounds:
         check_quota(self.quota_bytes)
         ttl_ms(self.ttl_s)
 
-    def params(self, block_bytes: int) -> KvParams:
+    def params(self, geometry: Geometry) -> KvParams:
         """For the creation of a space of such blocks."""
         return KvParams(
-            block_bytes=block_bytes,
+            block_bytes=geometry.block_bytes,
+            parts=geometry.parts,
             quota_bytes=self.quota_bytes,
             ttl_ms=ttl_ms(self.ttl_s),
             flags=KV_EVICTABLE if self.evictable else 0,

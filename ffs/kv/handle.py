@@ -14,6 +14,7 @@ from ffs.client.paths import check_path, wire_path
 from ffs.client.routing import check_layout_options
 from ffs.errors import BadHandle, Exists, Fenced, InvalidArgument, StaleEpoch
 from ffs.kv.bounds import Bounds, differences
+from ffs.kv.geometry import Geometry
 from ffs.proto import meta
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ffs.client.session import Session
     from ffs.layout import Layout, Placement
 
-MAX_BLOCK_BYTES = 16 << 20
 _SERVERS_KNOW_S = 60.0  # after a space was made or changed its servers know its time to live
 
 
@@ -50,7 +50,7 @@ class Handle:
         self.path = check_path(path)
         self.ino = 0
         self.epoch = 0
-        self.block_bytes = 0
+        self.geometry = Geometry(1)  # until it is open
         self.generation = 0
         self._client = client
         self._write = write
@@ -68,7 +68,7 @@ class Handle:
         cls,
         client: Client,
         path: str,
-        block_bytes: int,
+        geometry: Geometry,
         *,
         table: str | int | None,
         stripe: int | None = None,
@@ -81,10 +81,6 @@ class Handle:
         """Makes the space and opens it. Blocking. What is None a space that exists has as it likes; a new one
         gets no quota, no ttl, and is evictable. Exists: it is there, otherwise than asked for."""
         bounds = Bounds(quota_bytes=quota_bytes or 0, ttl_s=ttl_s or 0, evictable=evictable is not False)
-        if isinstance(block_bytes, bool) or not isinstance(block_bytes, int):
-            raise TypeError(f"block_bytes is an int, not {type(block_bytes).__name__}")
-        if not 1 <= block_bytes <= MAX_BLOCK_BYTES:
-            raise InvalidArgument(f"block_bytes is {block_bytes}: give 1 to {MAX_BLOCK_BYTES} (16 MiB)")
         core = client.core
         check_layout_options(None, stripe)
         layout = None
@@ -95,7 +91,7 @@ class Handle:
             )
         request = meta.KvCreate(
             path=wire_path(path),
-            params=bounds.params(block_bytes),
+            params=bounds.params(geometry),
             mode=permissions & 0o7777 & ~core.umask,
             layout=layout,
             exist_ok=exist_ok,
@@ -137,7 +133,7 @@ class Handle:
         self._placement = core.routing.placement(attributes.layout)
         self.ino = opened.ino
         self.epoch = attributes.epoch
-        self.block_bytes = attributes.kv.block_bytes
+        self.geometry = Geometry(attributes.kv.block_bytes, attributes.kv.parts)
         self.note_ttl(attributes.kv.ttl_ms)
         rights = RIGHT_READ | (RIGHT_WRITE if self._write else 0)
         self._capability = session.add_capability(

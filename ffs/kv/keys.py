@@ -21,6 +21,7 @@ KEY_BYTES = 32
 CHUNK_KEY_BYTES = 16  # the first half names the chunk, the second is its tag
 _ROOT = "ffs 2026 kv block chain: root"
 _BLOCK = "ffs 2026 kv block chain: block"
+_PART = "ffs 2026 kv block chain: part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,29 @@ def hash_tokens(identity: Identity, tokens: Sequence[int] | npt.NDArray[np.integ
         parent = block_hash(parent, array[begin : begin + size])
         keys.append(parent)
     return keys
+
+
+def part_key(key: bytes, part: int) -> bytes:
+    """Under which part `part` of a block lies, in a space that cuts blocks in parts (docs/kv_keys.md,
+    Parts)."""
+    if len(key) != KEY_BYTES:
+        raise InvalidArgument(f"the key is {len(key)} bytes long: give a block's key (32)")
+    hasher = blake3.blake3(derive_key_context=_PART)
+    hasher.update(_field("block", key))
+    hasher.update(_field("part", _number(part)))
+    return hasher.digest()
+
+
+def part_keys(keys: npt.NDArray[np.uint8], parts: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """`part_key` of each of these parts of each key, uint8 (keys x parts, 32). A microsecond each, for blocks
+    of which a part takes milliseconds to move."""
+    raw = keys.tobytes()
+    out = bytearray()
+    for begin in range(0, len(raw), KEY_BYTES):
+        key = raw[begin : begin + KEY_BYTES]
+        for part in parts:
+            out += part_key(key, part)
+    return np.frombuffer(out, dtype=np.uint8).reshape(-1, KEY_BYTES)
 
 
 def key_array(keys: Iterable[bytes] | npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

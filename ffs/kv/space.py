@@ -8,10 +8,9 @@ verify checksums and compare the second half of the hash; a put of a block that 
 from __future__ import annotations
 
 import contextlib
-import errno
+import os
 import posixpath
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,86 +19,62 @@ import numpy as np
 import numpy.typing as npt
 
 from ffs._native.ring import (
-    EXISTS_ENTRY_DTYPE,
-    EXISTS_KEY_DTYPE,
     OP_CREATE,
-    OP_EXISTS,
     OP_READ,
+    OP_REMOVE,
+    OP_REPLACE,
     SQE_COMPARE_TAG,
-    SQE_DTYPE,
+    SQE_PIN,
     SQE_TOUCH,
     SQE_VERIFY,
-    RingStats,
 )
-from ffs.client.transfer import error_of_completion
-from ffs.errors import BadHandle, FfsError, InvalidArgument, NoSpace, QuotaExceeded, TagMismatch
+from ffs.errors import BadHandle, FfsError, InvalidArgument
+from ffs.kv import entries as requests
 from ffs.kv.batch import BackgroundUpkeep, Batch, Completions, KvRing
-from ffs.kv.blocks import PrivateBlocks, SharedBlocks, look_at
+from ffs.kv.blocks import Blocks, Places, PrivateBlocks, cut, look_at
 from ffs.kv.bounds import Bounds, Usage, bounds_of, set_bounds, ttl_ms, usage_of
+from ffs.kv.counters import Counters, SpaceStats
+from ffs.kv.geometry import Geometry
 from ffs.kv.handle import Handle
-from ffs.kv.keys import CHUNK_KEY_BYTES, key_array
+from ffs.kv.keys import key_array
+from ffs.kv.lookup import look_up
+from ffs.kv.removal import purge
 from ffs.kv.results import Results, Status
+from ffs.kv.rings import Rings
 
 if TYPE_CHECKING:
-    from ffs._native.ring import NativeClient
     from ffs.client.client import Client
 
-_EXISTS_PIECE = 4096  # keys in one frame: 48 bytes each, frames hold 256 KiB of them
 Keys = Sequence[bytes] | npt.NDArray[np.uint8]
-
-
-class _Rings:
-    """The rings of one generation of the handle: they belong to one session of one process."""
-
-    def __init__(self, native: NativeClient, generation: int) -> None:
-        self.generation = generation
-        self._native = native
-        self._idle: deque[KvRing] = deque()
-        self.all: list[KvRing] = []
-        self._closed = False
-
-    @contextlib.contextmanager
-    def take(self) -> Iterator[KvRing]:
-        """A ring of one's own."""
-        try:
-            kv_ring = self._idle.pop()
-        except IndexError:
-            kv_ring = KvRing.make(self._native)
-            self.all.append(kv_ring)
-        try:
-            yield kv_ring
-        except BaseException:
-            # Something may be in flight still: the next call must find a quiet ring.
-            self.all.remove(kv_ring)
-            kv_ring.close()
-            raise
-        if self._closed:
-            kv_ring.close()
-        else:
-            self._idle.append(kv_ring)
-
-    def close(self) -> None:
-        """Closes what is idle; what is taken is closed when its call ends."""
-        self._closed = True
-        while self._idle:
-            with contextlib.suppress(FfsError):
-                self._idle.pop().close()
+_PIN_BYTES = 64 << 20  # moved at a time
 
 
 class Space:
     """An open KV space. Thread-safe: each call that runs at the same time has a ring of its own.
-    A child of fork opens it again by itself on first use."""
+    A child of fork opens it again by itself on first use.
 
-    def __init__(self, handle: Handle) -> None:
+    `timeout_s`, of a call or else of the space: every block of the call has its answer by then, if only the
+    error TimedOut; None: 30 s.
+    """
+
+    def __init__(self, handle: Handle, timeout_s: float | None = None) -> None:
         """For `create` and `open`."""
+        requests.timeout_ms(timeout_s)
         self._handle = handle
         self._lock = threading.Lock()
         self._closed = False
         self._upkeep = BackgroundUpkeep(handle)
-        self._rings: _Rings | None = None
+        self._rings: Rings | None = None
+        self._counters = Counters()
+        self._pid = os.getpid()
+        self._id = handle.ino.to_bytes(8, "big")
+        self._geometry = handle.geometry
+        self._whole = self._geometry.pieces()
+        self.timeout_s = timeout_s
         self.path = handle.path
         self.inode: int = handle.ino
-        self.block_bytes: int = handle.block_bytes
+        self.block_bytes: int = self._geometry.block_bytes
+        self.parts: int = self._geometry.parts
 
     # --- making and opening ------------------------------------------------------------------
 
@@ -110,6 +85,8 @@ class Space:
         path: str,
         *,
         block_bytes: int,
+        parts: int = 1,
+        replicas: int | None = None,
         table: str | int | None = None,
         stripe: int | None = None,
         quota_bytes: int | None = None,
@@ -117,40 +94,66 @@ class Space:
         evictable: bool | None = None,
         exist_ok: bool = False,
         permissions: int = 0o666,
+        timeout_s: float | None = None,
     ) -> Space:
-        """Makes a space at `path` for blocks of 1 to `block_bytes` bytes (at most 16 MiB) and opens it.
+        """Makes a space at `path` for blocks of 1 to `block_bytes` bytes and opens it.
 
-        `table`: the chain table by name or id, which decides the number of replicas; None: as the
-        directory has it. `stripe`: over how many of its chains; None: as the directory has it, by default
-        all. `quota_bytes`, `ttl_s`, `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. With
-        `exist_ok` a space that is there is welcome if it has the same `block_bytes` and whatever else is
-        given; what isn't given stays as it is. Directories above it are made as needed.
-        Blocking. Raises Exists (naming what is otherwise), NotFound (the table), InvalidArgument.
+        Blocks of more than 16 MiB are cut in `parts` of equal length, groups of layers (docs/guides/kv.md,
+        Large blocks); they have exactly `block_bytes` then. `replicas`: 1 to 3 copies, by the chain table
+        that has them; or `table`: that table by name or id; None: as the directory has it. `stripe`: over how
+        many of its chains; None: as the directory has it, by default all. `quota_bytes`, `ttl_s`,
+        `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. With `exist_ok` a space that is
+        there is welcome if it has the same geometry and whatever else is given; what isn't given stays as it
+        is. Directories above it are made as needed. Blocking. Raises Exists (naming what is otherwise),
+        NotFound (the table), InvalidArgument.
         """
+        geometry = Geometry(block_bytes, parts)
         Bounds(
             quota_bytes=quota_bytes or 0, ttl_s=ttl_s or 0
         )  # refuses what can't be, before a directory is made
+        requests.timeout_ms(timeout_s)
+        if replicas is not None and table is not None:
+            raise InvalidArgument("give replicas or a table, which has its number of replicas, not both")
         client.makedirs(posixpath.dirname(path), exist_ok=True)
-        return cls(
-            Handle.create(
-                client,
-                path,
-                block_bytes,
-                table=table,
-                stripe=stripe,
-                quota_bytes=quota_bytes,
-                ttl_s=ttl_s,
-                evictable=evictable,
-                exist_ok=exist_ok,
-                permissions=permissions,
-            )
+        handle = Handle.create(
+            client,
+            path,
+            geometry,
+            table=client.core.routing.kv_table_of(replicas) if replicas is not None else table,
+            stripe=stripe,
+            quota_bytes=quota_bytes,
+            ttl_s=ttl_s,
+            evictable=evictable,
+            exist_ok=exist_ok,
+            permissions=permissions,
         )
+        return cls(handle, timeout_s)
 
     @classmethod
-    def open(cls, client: Client, path: str, *, write: bool = True) -> Space:
+    def open(cls, client: Client, path: str, *, write: bool = True, timeout_s: float | None = None) -> Space:
         """Opens the space at `path`. Blocking. Raises NotFound, AccessDenied, InvalidArgument (it is
         something else)."""
-        return cls(Handle.open(client, path, write=write))
+        return cls(Handle.open(client, path, write=write), timeout_s)
+
+    def close(self) -> None:
+        """Gives back rings and the capability. Repeatable."""
+        with self._lock:
+            self._closed = True
+            rings, self._rings = self._rings, None
+        if rings is not None:
+            rings.close()
+        self._handle.close()
+
+    def __enter__(self) -> Space:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ffs.kv.Space {self.path} of blocks up to {self.block_bytes} bytes>"
 
     # --- bounds -------------------------------------------------------------------------------
 
@@ -179,186 +182,203 @@ class Space:
         """What the space holds and has evicted, as its servers said last. Blocking."""
         return usage_of(self._handle.client, self.inode)
 
-    def close(self) -> None:
-        """Gives back rings and the capability. Repeatable."""
-        with self._lock:
-            self._closed = True
-            rings, self._rings = self._rings, None
-        if rings is not None:
-            rings.close()
-        self._handle.close()
-
-    def __enter__(self) -> Space:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<ffs.kv.Space {self.path} of blocks up to {self.block_bytes} bytes>"
+    def stats(self) -> SpaceStats:
+        """What this process has done with it, and its rings. Asks nobody."""
+        rings = self._rings
+        return SpaceStats(self._counters.now(), tuple(rings.stats() if rings is not None else ()))
 
     # --- blocks ---------------------------------------------------------------------------------
 
-    def put(self, keys: Keys, values: Any, *, timeout_s: float | None = None) -> Results:
+    def put_many(
+        self, keys: Keys, values: Any, *, pin: bool = False, timeout_s: float | None = None
+    ) -> Results:
         """Stores each block unless it is there: STORED, HIT, or ERROR by block. Blocking.
 
-        `values`: an Iov (or slice of one) with the blocks one after the other, or a list of Iov slices
-        or buffers. STORED and HIT are durable on every replica of the block's chain. A block whose
+        `keys`: uint8 (n, 32), or a list of 32-byte strings. `values`: an Iov (or slice of one) with the
+        blocks one after the other, `Places` in one, or a list of Iov slices or buffers. `pin`: as `pin` does.
+        STORED and HIT are durable on every replica of the block's chain. A block whose
         chunk key is taken by other content is an ERROR (TagMismatch). An error may leave the block
         stored or not; putting it again is safe. Raises only for arguments that don't fit.
         """
         hashes = key_array(keys)
         blocks = look_at(values, len(hashes), self.block_bytes, writable=False)
-        entries = self._entries(OP_CREATE, hashes, timeout_s)
-        entries["length"] = entries["logical_length"] = blocks.lengths
-        entries["expiry_ms"] = self._handle.expiry_ms()
-        done = self._run(entries, blocks, writing=True)
-        result, detail = done["result"], done["detail"]
-        status = np.full(len(hashes), Status.ERROR, dtype=np.uint8)
-        status[result >= 0] = Status.STORED
-        there = (result == -errno.EEXIST) & (detail != _DETAIL_TAG)
-        status[there] = Status.HIT
-        lengths = np.where(result >= 0, blocks.lengths, np.where(there, done["value"].astype(np.int64), 0))
-        return _results(status, lengths, done, self._handle)
+        if self.parts > 1 and (blocks.lengths != self.block_bytes).any():
+            raise InvalidArgument(
+                f"a block of a space that cuts blocks in {self.parts} parts has all of its"
+                f" {self.block_bytes} bytes"
+            )
+        results = self._store(OP_CREATE, hashes, blocks, SQE_PIN if pin else 0, timeout_s)
+        self._counters.put(results)
+        if pin and (there := np.flatnonzero(results.status == Status.HIT)).size:
+            return _overlay(results, there, self._mark(hashes[there], SQE_PIN, timeout_s))
+        return results
 
-    def get(self, keys: Keys, into: Any, *, timeout_s: float | None = None) -> Results:
-        """Reads blocks into `into` (as `values` of put): HIT, MISS or ERROR by block. Blocking.
+    def get_many(
+        self,
+        keys: Keys,
+        into: Any,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Results:
+        """Reads blocks into `into` (as `values` of put_many): HIT, MISS or ERROR by block. Blocking.
 
-        Every destination must hold `block_bytes`; `lengths` says how many a block has. What isn't a
-        HIT may have left anything in its destination. A HIT is verified: checksums, and the tag.
+        `offset`, `length`: only these bytes of each block, such as one layer of it; None: to its end. Every
+        destination must hold so much; `lengths` says how many bytes came (fewer at the end of a
+        shorter block). What isn't a HIT may have left anything in its destination. A HIT is verified:
+        checksums, of whole granules of 64 KiB on the server where a range has a part of one, and the tag.
         """
         hashes = key_array(keys)
-        blocks = look_at(into, len(hashes), self.block_bytes, writable=True)
-        entries = self._entries(OP_READ, hashes, timeout_s)
+        whole = offset == 0 and length is None
+        pieces = self._whole if whole else self._geometry.pieces(offset, length)
+        size = self.block_bytes if whole else sum(piece.length for piece in pieces)
+        blocks = look_at(into, len(hashes), size, writable=True)
+        chunks = self._geometry.chunk_hashes(hashes, pieces)
+        entries = self._entries(OP_READ, chunks, timeout_s)
         entries["flags"] = SQE_COMPARE_TAG | SQE_VERIFY | SQE_TOUCH
-        entries["length"] = blocks.lengths
-        done = self._run(entries, blocks, writing=False)
-        result, detail = done["result"], done["detail"]
-        status = np.full(len(hashes), Status.ERROR, dtype=np.uint8)
-        status[result >= 0] = Status.HIT
-        missing = (
-            (result == -errno.ENOENT) | (result == -errno.ENODATA) | ((result < 0) & (detail == _DETAIL_TAG))
-        )
-        status[missing] = Status.MISS
-        return _results(status, np.where(result >= 0, result, 0), done, self._handle)
+        if not whole:
+            entries["offset"] = np.tile([piece.offset for piece in pieces], len(hashes))
+        done = self._run(entries, cut(blocks, pieces), writing=False)
+        results = requests.of_reads(done, len(pieces), self._handle)
+        self._counters.got(results)
+        return results
 
-    def exists(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
-        """Which blocks are there: HIT, MISS or ERROR by block, one request a chain. Blocking."""
+    def exists_many(self, keys: Keys, *, touch: bool = False, timeout_s: float | None = None) -> Results:
+        """Which blocks are there: HIT, MISS or ERROR by block, one request a chain. Blocking.
+
+        `Results.leading_hits()`: how long the prefix is that can be used. `touch`: it counts as a use of
+        each."""
         hashes = key_array(keys)
-        chains = self._chains(hashes)
-        order = np.argsort(chains, kind="stable")
-        status = np.full(len(hashes), Status.MISS, dtype=np.uint8)
-        lengths = np.zeros(len(hashes), dtype=np.int64)
-        errors: dict[int, FfsError] = {}
-        if not len(hashes):
-            return Results(status, lengths, errors)
-        asked = np.zeros(len(hashes), dtype=EXISTS_KEY_DTYPE)
-        asked["key"] = self._keys(hashes)[order]
-        asked["tag"] = hashes[order, CHUNK_KEY_BYTES:]
-        asked["tag_bytes"] = CHUNK_KEY_BYTES
+        timeout = self._timeout(timeout_s)
+        chunks = self._geometry.chunk_hashes(hashes, self._whole)
         with self._ring() as kv_ring:
-            found, failed = self._look(kv_ring, asked, chains[order], timeout_s)
-        there = found["state"] == 1
-        status[order[there]] = Status.HIT
-        lengths[order] = np.where(there, found["length"], 0)
-        for position, error in failed.items():
-            status[order[position]] = Status.ERROR
-            errors[int(order[position])] = error
-        return Results(status, lengths, errors)
+            batch = Batch(kv_ring, self._upkeep)
+            results = look_up(
+                batch, self._handle, chunks, len(self._whole), SQE_TOUCH if touch else 0, timeout
+            )
+        self._counters.looked(results)
+        return results
 
-    def _look(
-        self,
-        kv_ring: KvRing,
-        asked: npt.NDArray[np.void],
-        chains: npt.NDArray[np.uint32],
-        timeout_s: float | None,
-    ) -> tuple[npt.NDArray[np.void], dict[int, FfsError]]:
-        """Asks for keys in order of chain: what was found by position, and the errors."""
-        pieces = _by_chain(chains)
-        staging = kv_ring.reserve(asked.nbytes)
-        memory = np.frombuffer(staging.buffer(), dtype=np.uint8)
-        found = np.zeros(len(asked), dtype=EXISTS_ENTRY_DTYPE)
-        failed: dict[int, FfsError] = {}
-        try:
-            memory[: asked.nbytes] = asked.view(np.uint8).reshape(-1)
-            entries = np.zeros(len(pieces), dtype=SQE_DTYPE)
-            entries["op"] = OP_EXISTS
-            entries["group"] = 1
-            entries["userdata"] = np.arange(len(pieces), dtype=np.uint64)
-            entries["timeout_ms"] = _timeout_ms(timeout_s)
-            entries["capability"] = self._handle.capability
-            entries["space_epoch"] = self._handle.epoch
-            entries["chain"] = [int(chains[begin]) for begin, _ in pieces]
-            entries["length"] = [end - begin for begin, end in pieces]
-            entries["iov"] = staging.handle
-            entries["iov_offset"] = [begin * EXISTS_KEY_DTYPE.itemsize for begin, _ in pieces]
-            entries["key"][:, :8] = np.frombuffer(self.inode.to_bytes(8, "big"), dtype=np.uint8)
-            done = Batch(kv_ring, self._upkeep).run(entries)
-            for (begin, end), row in zip(pieces, done, strict=True):
-                if row["result"] < 0:
-                    failed.update(dict.fromkeys(range(begin, end), error_of_completion(row, self._handle)))
-                    continue
-                at = begin * EXISTS_KEY_DTYPE.itemsize
-                found[begin:end] = memory[at : at + (end - begin) * EXISTS_ENTRY_DTYPE.itemsize].view(
-                    EXISTS_ENTRY_DTYPE
-                )
-        finally:
-            del memory  # an exported view would keep the Iov from being closed
-        return found, failed
+    def touch(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
+        """Counts as a use of each block, so that it stays longer; as exists_many. Blocking."""
+        return self.exists_many(keys, touch=True, timeout_s=timeout_s)
 
-    def stats(self) -> list[RingStats]:
-        """Counters of this space's rings, one a ring (sends, receives, bytes, most in flight)."""
-        rings = self._rings
-        return [] if rings is None else [kv_ring.ring.stats() for kv_ring in rings.all]
+    def delete(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
+        """Takes blocks away, pinned ones too: MISS (it isn't there any more, or never was) or ERROR.
+        Blocking."""
+        hashes = key_array(keys)
+        chunks = self._geometry.chunk_hashes(hashes, self._whole)
+        entries = self._entries(OP_REMOVE, chunks, timeout_s)
+        with self._ring() as kv_ring:
+            done = self._batch(kv_ring, entries).run(entries)
+        results = requests.of_removals(done, len(self._whole), self._handle)
+        self._counters.removed(results)
+        return results
+
+    def pin(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
+        """From now on these blocks aren't dropped to make room: HIT, MISS or ERROR by block. Blocking.
+
+        Durable, until `unpin` or `delete`. Their time to live begins anew, and ends a pinned block as any
+        other. They count against the quota: of pinned blocks alone a chain's share can be full. Each block is
+        read and written once again here, so pin what is worth it. Raises only for arguments that don't
+        fit."""
+        return self._mark(key_array(keys), SQE_PIN, timeout_s)
+
+    def unpin(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
+        """Undoes `pin`, in the same way."""
+        return self._mark(key_array(keys), 0, timeout_s)
+
+    def purge(self, *, timeout_s: float | None = None) -> int:
+        """Takes away every block that is there when this begins; how many chunks that were. Blocking.
+
+        What others put meanwhile may go or stay. Raises the first error; what is left then can be purged
+        again."""
+        timeout = self._timeout(timeout_s)
+        with self._ring() as kv_ring:
+            return purge(Batch(kv_ring, self._upkeep), self._handle, timeout)
+
+    put = put_many
+    get = get_many
+    exists = exists_many
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _chains(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-        return self._handle.placement.chains_of(hashes[:, :CHUNK_KEY_BYTES])
-
-    def _keys(self, hashes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        keys = np.empty((len(hashes), 24), dtype=np.uint8)
-        keys[:, :8] = np.frombuffer(self.inode.to_bytes(8, "big"), dtype=np.uint8)
-        keys[:, 8:] = hashes[:, :CHUNK_KEY_BYTES]
-        return keys
+    def _timeout(self, timeout_s: float | None) -> int:
+        return requests.timeout_ms(self.timeout_s if timeout_s is None else timeout_s)
 
     def _entries(
         self, operation: int, hashes: npt.NDArray[np.uint8], timeout_s: float | None
-    ) -> npt.NDArray[np.void]:
-        """Entries without their place in memory, capability and epoch; position as userdata."""
-        entries = np.zeros(len(hashes), dtype=SQE_DTYPE)
-        entries["op"] = operation
-        entries["group"] = 1
-        entries["userdata"] = np.arange(len(hashes), dtype=np.uint64)
-        entries["timeout_ms"] = _timeout_ms(timeout_s)
-        if len(hashes):
-            entries["chain"] = self._chains(hashes)
-            entries["key"] = self._keys(hashes)
-            entries["tag"] = hashes[:, CHUNK_KEY_BYTES:]
-        entries["tag_bytes"] = CHUNK_KEY_BYTES
-        return entries
+    ) -> requests.Entries:
+        timeout = self._timeout(timeout_s)
+        return requests.entries_for(operation, self._id, self._handle.placement, hashes, timeout)
 
-    def _run(
-        self, entries: npt.NDArray[np.void], blocks: SharedBlocks | PrivateBlocks, *, writing: bool
-    ) -> Completions:
+    def _store(
+        self,
+        operation: int,
+        hashes: npt.NDArray[np.uint8],
+        blocks: Blocks,
+        flags: int,
+        timeout_s: float | None,
+    ) -> Results:
+        chunks = self._geometry.chunk_hashes(hashes, self._whole)
+        entries = self._entries(operation, chunks, timeout_s)
+        entries["flags"] = flags
+        entries["expiry_ms"] = self._handle.expiry_ms()
+        blocks = cut(blocks, self._whole)
+        entries["logical_length"] = blocks.lengths
+        done = self._run(entries, blocks, writing=True)
+        return requests.of_puts(done, blocks.lengths, len(self._whole), self._handle)
+
+    def _mark(self, hashes: npt.NDArray[np.uint8], flags: int, timeout_s: float | None) -> Results:
+        """Content doesn't change under a key, so a block may be written once again at any time."""
+        status = np.full(len(hashes), Status.MISS, dtype=np.uint8)
+        lengths = np.zeros(len(hashes), dtype=np.int64)
+        errors: dict[int, FfsError] = {}
+        at_a_time = max(1, _PIN_BYTES // self.block_bytes)
+        for begin in range(0, len(hashes), at_a_time):
+            some = hashes[begin : begin + at_a_time]
+            with self._ring() as kv_ring:
+                staging = kv_ring.reserve(len(some) * self.block_bytes)
+                places = Places(staging, np.arange(len(some)) * self.block_bytes)
+                found = self.get_many(some, places, timeout_s=timeout_s)
+                there = np.flatnonzero(found.hits)
+                blocks = look_at(
+                    Places(staging, places.offsets[there], found.lengths[there]),
+                    len(there),
+                    self.block_bytes,
+                    writable=False,
+                )
+                stored = self._store(OP_REPLACE, some[there], blocks, flags, timeout_s)
+            stored = Results(np.where(stored.hits, Status.HIT, stored.status), stored.lengths, stored.errors)
+            part = _overlay(found, there, stored)
+            status[begin : begin + len(some)] = part.status
+            lengths[begin : begin + len(some)] = part.lengths
+            errors |= {begin + position: error for position, error in part.errors.items()}
+        return Results(status, lengths, errors)
+
+    def _run(self, entries: requests.Entries, blocks: Blocks, *, writing: bool) -> Completions:
+        entries["length"] = blocks.lengths
         with self._ring() as kv_ring:
-            entries["capability"] = self._handle.capability
-            entries["space_epoch"] = self._handle.epoch
-            batch = Batch(kv_ring, self._upkeep)
-            if isinstance(blocks, SharedBlocks):
-                entries["iov"] = blocks.handles
-                entries["iov_offset"] = blocks.offsets
-                return batch.run(entries)
-            return batch.run_staged(entries, blocks, self.block_bytes, writing=writing)
+            batch = self._batch(kv_ring, entries)
+            if isinstance(blocks, PrivateBlocks):
+                return batch.run_staged(entries, blocks, writing=writing)
+            entries["iov"] = blocks.handles
+            entries["iov_offset"] = blocks.offsets
+            return batch.run(entries)
+
+    def _batch(self, kv_ring: KvRing, entries: requests.Entries) -> Batch:
+        """On that ring, for entries to which it gives capability and epoch."""
+        entries["capability"] = self._handle.capability
+        entries["space_epoch"] = self._handle.epoch
+        return Batch(kv_ring, self._upkeep)
 
     @contextlib.contextmanager
     def _ring(self) -> Iterator[KvRing]:
         with self._current_rings().take() as kv_ring:
             yield kv_ring
 
-    def _current_rings(self) -> _Rings:
+    def _current_rings(self) -> Rings:
         """Those of this process's session: new ones after fork, or when the last session is over."""
         if self._closed:
             raise BadHandle("the space is closed: open it again", self.path)
@@ -368,61 +388,17 @@ class Space:
             return rings
         with self._lock:
             if self._rings is None or self._rings.generation != self._handle.generation:
-                self._rings = _Rings(native, self._handle.generation)
+                self._rings = Rings(native, self._handle.generation)
+            if self._pid != os.getpid():
+                self._counters, self._pid = Counters(), os.getpid()
             return self._rings
 
 
-_DETAIL_TAG = 8  # wire.h Detail::kTagMismatch
-
-
-def _timeout_ms(timeout_s: float | None) -> int:
-    if timeout_s is None:
-        return 0
-    if not 0 < timeout_s < 4_000_000:
-        raise InvalidArgument(f"timeout_s is {timeout_s}: give seconds above 0")
-    return max(1, round(timeout_s * 1000))
-
-
-def _by_chain(chains: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
-    """Runs [begin, end) of equal chains, none longer than a frame holds."""
-    if not len(chains):
-        return []
-    borders = np.flatnonzero(np.diff(chains)) + 1
-    begins = [0, *borders.tolist()]
-    ends = [*borders.tolist(), len(chains)]
-    return [
-        (at, min(at + _EXISTS_PIECE, end))
-        for begin, end in zip(begins, ends, strict=True)
-        for at in range(begin, end, _EXISTS_PIECE)
-    ]
-
-
-def _results(
-    status: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], done: Completions, handle: Handle
-) -> Results:
-    errors: dict[int, FfsError] = {}
-    for position in np.flatnonzero(status == Status.ERROR).tolist():
-        error = error_of_completion(done[position], handle)
-        if isinstance(error, TagMismatch):
-            error = TagMismatch("another block has the same first half of its hash: this one can't be stored")
-        elif isinstance(error, QuotaExceeded | NoSpace):
-            error = _no_room(error, int(done[position]["chain"]), handle.path)
-        errors[position] = error
-    return Results(status, lengths.astype(np.int64), errors)
-
-
-def _no_room(error: QuotaExceeded | NoSpace, chain: int, path: str) -> FfsError:
-    """Of which space, and what its owner can do."""
-    if isinstance(error, QuotaExceeded):
-        return QuotaExceeded(
-            f"chain {chain} has its share of the space's quota, and nothing on it may go for this block:"
-            f" raise the quota (`ffs space set {path} --quota SIZE`), or let blocks that aren't pinned go for"
-            f" new ones (`ffs space set {path} --evictable yes`)",
-            path,
-        )
-    return NoSpace(
-        f"a device of chain {chain} is full, and nothing on it may go for this block: remove files or spaces"
-        " there, add a device (`ffs cluster chains` shows where the chain lies), or let blocks of spaces"
-        " there go for new ones (`ffs space set PATH --evictable yes`)",
-        path,
-    )
+def _overlay(whole: Results, places: npt.NDArray[np.intp], part: Results) -> Results:
+    """`whole` with what `part` says of the blocks at `places`."""
+    status, lengths = whole.status.copy(), whole.lengths.copy()
+    status[places] = part.status
+    lengths[places] = part.lengths
+    errors = {position: error for position, error in whole.errors.items() if position not in places}
+    errors |= {int(places[position]): error for position, error in part.errors.items()}
+    return Results(status, lengths, errors)

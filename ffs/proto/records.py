@@ -33,7 +33,7 @@ class KvParams(Struct, array_like=True, frozen=True, gc=False):
     """Geometry and bounds of a KV space. Geometry is fixed at creation; quota, TTL and flags may change."""
 
     block_bytes: int  # largest payload of a block
-    parts: int = 1  # equal ranges of a block that are read by themselves (layers)
+    parts: int = 1  # equal ranges of a block (groups of layers), each a chunk with a key of its own
     quota_bytes: int = 0  # 0: none; over all chains, as allocated on one replica
     ttl_ms: int = 0  # 0: none; in manager time
     identity: bytes = b""  # hash of model and layout identity that all users must agree on

@@ -31,7 +31,7 @@ from metadata.cluster.lease import Lease
 from metadata.cluster.routing import View
 from metadata.cluster.shares import Load, rebalance, split
 from metadata.cluster.space_use import SpaceUses, space_view
-from metadata.fs.spaces import SpaceIndex, read_index, slot_bytes
+from metadata.fs.spaces import SpaceIndex, read_index, slot_of
 from metadata.kv.contract import Snapshot, Store, Transaction, after
 
 log = logging.getLogger("ffs.meta.spaces")
@@ -231,7 +231,7 @@ class Spaces:
                 continue
             self._pending.discard(space)
             before = self._shares.get(space) or self._stored.get(space, {})
-            slot = slot_bytes(entry.kv.block_bytes)
+            slot = slot_of(entry.kv)
             self._shares[space] = split(entry.kv.quota_bytes, chains, before, slot)
             done = True
         self._pending &= self._index.spaces.keys()
@@ -270,7 +270,7 @@ class Spaces:
             if entry is None or not shares or not entry.kv.quota_bytes:
                 continue
             quota, of_targets = entry.kv.quota_bytes, self._uses.of(space, shares)
-            slot = slot_bytes(entry.kv.block_bytes)
+            slot = slot_of(entry.kv)
             budget -= len(shares)
             loads = self._loads(space, shares, of_targets)
             since = self._since.setdefault(space, now)
@@ -310,7 +310,7 @@ class Spaces:
         wanted: dict[int, Shares | None] = dict.fromkeys(self._stored.keys() - self._index.spaces.keys())
         for space, shares in self._shares.items():
             kv = self._index.spaces[space].kv
-            even = split(kv.quota_bytes, list(shares), {}, slot_bytes(kv.block_bytes))
+            even = split(kv.quota_bytes, list(shares), {}, slot_of(kv))
             if shares != (self._stored.get(space) or even):
                 wanted[space] = shares if shares != even else None
         todo = list(wanted.items())

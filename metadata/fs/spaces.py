@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from ffs.errors import Damaged, FfsError
-from ffs.proto.records import KV_SPACE, Inode, KvIndexEntry
+from ffs.proto.records import KV_SPACE, Inode, KvIndexEntry, KvParams
 from metadata.fs.schema import (
     KV_INDEX,
     KV_INDEX_CHANGES,
@@ -67,6 +67,11 @@ def forget_space(txn: Transaction, ino: int) -> None:
 def slot_bytes(block: int) -> int:
     """What a block of that many bytes takes on a device: its size class."""
     return max(MIN_SLOT_BYTES, 1 << (block - 1).bit_length())
+
+
+def slot_of(kv: KvParams) -> int:
+    """What one chunk of a space's blocks takes: a part, where a block has several."""
+    return slot_bytes(kv.block_bytes // kv.parts)
 
 
 async def read_index(snapshot: Snapshot, known: SpaceIndex) -> SpaceIndex:

@@ -15,6 +15,7 @@ import pytest
 
 import ffs
 from ffs import errors, kv
+from ffs._native.ring import OP_REMOVE
 from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.client.client import Client
 from ffs.kv import Results, Space, Status
@@ -160,6 +161,103 @@ def test_another_process_sees_it_at_once(space: Space, address: str) -> None:
         assert opened.exists(keys).leading_hits() == 3
 
 
+def test_a_range_of_each_block(space: Space) -> None:
+    """One layer: bytes of every block, from and to any place."""
+    keys = keys_of(5)
+    space.put_many(keys, [payload(key, BLOCK - 3) for key in keys]).raise_errors()
+    for offset, length in ((0, 1), (4096, 8192), (4097, 5000), (BLOCK - 100, 100), (100, None), (0, BLOCK)):
+        size = BLOCK - offset if length is None else length
+        iov = ffs.Iov(5 * size)
+        got = space.get_many(keys, iov, offset=offset, length=length)
+        assert statuses(got) == [Status.HIT] * 5
+        for position, key in enumerate(keys):
+            wanted = payload(key, BLOCK - 3)[offset : offset + size]
+            assert got.lengths[position] == len(wanted)
+            assert bytes(iov.buffer()[position * size :][: len(wanted)]) == wanted
+    into = [bytearray(77) for _ in keys]
+    assert space.get_many(keys, into, offset=9, length=77).leading_hits() == 5
+    assert [bytes(part) for part in into] == [payload(key)[9 : 9 + 77] for key in keys]
+    with pytest.raises(errors.InvalidArgument, match="within a block"):
+        space.get_many(keys, into, offset=BLOCK, length=1)
+    with pytest.raises(errors.InvalidArgument, match="destination 0"):
+        space.get_many(keys, into, offset=9, length=78)
+
+
+def test_arrays_of_keys_and_places(space: Space) -> None:
+    """K26: no object for a block, from the call to the ring."""
+    keys = keys_of(40)
+    array = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 32)
+    iov = ffs.Iov(40 * BLOCK)
+    lengths = np.arange(40) * 100 + 1
+    offsets = np.arange(40)[::-1] * BLOCK
+    for key, offset, length in zip(keys, offsets.tolist(), lengths.tolist(), strict=True):
+        iov.buffer()[offset : offset + length] = payload(key, length)
+    assert space.put_many(array, kv.Places(iov, offsets, lengths)).leading_hits() == 40
+    target = ffs.Iov(40 * BLOCK)
+    got = space.get_many(array, kv.Places(target, offsets))
+    assert got.lengths.tolist() == lengths.tolist()
+    for key, offset, length in zip(keys, offsets.tolist(), lengths.tolist(), strict=True):
+        assert bytes(target.buffer()[offset : offset + length]) == payload(key, length)
+
+
+def test_a_block_in_parts_is_there_when_all_of_them_are(client: Client, home: str) -> None:
+    """K6; and a part is a chunk with a key of its own."""
+    with Space.create(client, f"{home}/kv", block_bytes=3 * BLOCK, parts=3, replicas=1) as space:
+        keys = keys_of(6)
+        blocks = [payload(key, 3 * BLOCK)[::-1] for key in keys]
+        assert statuses(space.put_many(keys, blocks)) == [Status.STORED] * 6
+        assert statuses(space.put_many(keys, blocks)) == [Status.HIT] * 6
+        with Space.open(client, space.path) as again:
+            assert (again.block_bytes, again.parts) == (3 * BLOCK, 3)
+            found = again.exists_many(keys)
+            assert (statuses(found), found.lengths.tolist()) == ([Status.HIT] * 6, [3 * BLOCK] * 6)
+            iov = ffs.Iov(6 * 3 * BLOCK)
+            assert again.get_many(keys, iov).lengths.tolist() == [3 * BLOCK] * 6
+            assert bytes(iov.buffer()) == b"".join(blocks)
+            part = [bytearray(2000) for _ in keys]
+            assert again.get_many(keys, part, offset=2 * BLOCK - 1000, length=2000).leading_hits() == 6
+            assert [bytes(piece) for piece in part] == [b[2 * BLOCK - 1000 :][:2000] for b in blocks]
+        # The middle part of one goes, as by an eviction: what is left of the block is no block.
+        entries = space._entries(OP_REMOVE, kv.keys.part_keys(kv.keys.key_array(keys[2:3]), [1]), None)
+        with space._ring() as kv_ring:
+            assert space._batch(kv_ring, entries).run(entries)["result"].tolist() == [0]
+        expected = [Status.MISS if position == 2 else Status.HIT for position in range(6)]
+        assert statuses(space.exists_many(keys)) == expected
+        got = space.get_many(keys, [bytearray(3 * BLOCK) for _ in keys])
+        assert (statuses(got), int(got.lengths[2])) == (expected, 0)
+        assert statuses(space.put_many(keys[2:3], blocks[2:3])) == [Status.STORED]
+        assert statuses(space.delete(keys[:3])) == [Status.MISS] * 3
+        assert space.exists_many(keys).hits.tolist() == [False] * 3 + [True] * 3
+        with pytest.raises(errors.InvalidArgument, match="3 parts has all"):
+            space.put_many(keys[:1], [bytes(BLOCK)])
+
+
+def test_deleted_blocks_are_gone_and_may_come_again(space: Space) -> None:
+    keys = keys_of(10)
+    space.put_many(keys, [payload(key) for key in keys]).raise_errors()
+    assert statuses(space.delete(keys[::2])) == [Status.MISS] * 5
+    assert space.exists_many(keys).hits.tolist() == [False, True] * 5
+    assert statuses(space.delete(keys[::2])) == [Status.MISS] * 5
+    again = space.put_many(keys, [payload(key) for key in keys])
+    assert statuses(again) == [Status.STORED, Status.HIT] * 5
+    counts = space.stats().counts
+    assert (counts.put_stored, counts.put_hits, counts.deleted) == (15, 5, 10)
+    assert counts.put_bytes == 15 * BLOCK
+
+
+def test_a_purge_empties_one_space(client: Client, home: str, space: Space) -> None:
+    keys = keys_of(1500)
+    small = [payload(key, 100) for key in keys]
+    space.put_many(keys, small).raise_errors()
+    with Space.create(client, f"{home}/tenant", block_bytes=BLOCK, replicas=1) as other:
+        other.put_many(keys[:50], small[:50]).raise_errors()
+        assert space.purge() == 1500
+        assert not space.exists_many(keys).hits.any()
+        assert space.purge() == 0
+        assert other.exists_many(keys[:50]).leading_hits() == 50
+    assert space.put_many(keys[:3], small[:3]).leading_hits() == 3
+
+
 # --- bad input --------------------------------------------------------------------------------------------
 
 
@@ -201,9 +299,18 @@ def test_making_and_opening(client: Client, home: str, space: Space) -> None:
             Space.create(client, space.path, block_bytes=BLOCK, exist_ok=True, **asked)  # type: ignore[arg-type]
     with pytest.raises(errors.FfsError):
         Space.create(client, space.path, block_bytes=2 * BLOCK, exist_ok=True)
-    for size in (0, -1, (16 << 20) + 1):
-        with pytest.raises(errors.InvalidArgument, match="16 MiB"):
-            Space.create(client, f"{home}/bad", block_bytes=size)
+    for size, parts, why in (
+        (0, 1, "1 GiB"),
+        (-1, 1, "1 GiB"),
+        ((16 << 20) + 1, 1, "16 MiB"),
+        (9, 2, "divide"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=why):
+            Space.create(client, f"{home}/bad", block_bytes=size, parts=parts)
+    with pytest.raises(errors.NotFound, match=r"2 replicas.*default \(3\), single \(1\)"):
+        Space.create(client, f"{home}/bad", block_bytes=BLOCK, replicas=2)
+    with pytest.raises(errors.InvalidArgument, match="not both"):
+        Space.create(client, f"{home}/bad", block_bytes=BLOCK, replicas=1, table="single")
     with pytest.raises(errors.NotFound, match="single"):
         Space.create(client, f"{home}/bad", block_bytes=BLOCK, table="none")
     with pytest.raises(errors.NotFound):
@@ -295,13 +402,13 @@ def test_many_requests_are_in_flight(space: Space) -> None:
     source = ffs.Iov(256 * BLOCK)
     space.put(keys, source).raise_errors()
     space.get(keys, source).raise_errors()
-    stats = space.stats()
+    stats = space.stats().rings
     assert len(stats) == 1
     assert stats[0].submitted == 512
     assert stats[0].retries == 0
     assert stats[0].max_inflight >= 32
     space.exists(keys).raise_errors()
-    assert space.stats()[0].submitted - 512 < 128  # by chain, not by key
+    assert space.stats().rings[0].submitted - 512 < 128  # by chain, not by key
 
 
 # --- faults -------------------------------------------------------------------------------------------------
@@ -317,7 +424,7 @@ def test_puts_and_gets_go_on_without_metadata(cluster: Supervisor, client: Clien
             assert space.get(keys, into).leading_hits() == 200
             assert space.exists(keys).leading_hits() == 200
         assert [bytes(block) for block in into] == [payload(key) for key in keys]
-        assert sum(stats.retries for stats in space.stats()) == 0
+        assert sum(stats.retries for stats in space.stats().rings) == 0
 
 
 def test_other_replicas_answer_for_one_that_is_stopped(cluster: Supervisor, space: Space) -> None:

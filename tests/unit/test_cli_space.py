@@ -18,6 +18,7 @@ from ffs.cli.space import bounds_words, listing_table, overfull, share_table, sp
 from ffs.cli.text import format_duration, parse_duration
 from ffs.errors import Exists, InvalidArgument
 from ffs.kv.bounds import Bounds, Share, Usage, differences, ttl_ms
+from ffs.kv.geometry import Geometry
 from ffs.layout import Layout
 from ffs.proto import meta
 from ffs.proto.cluster import (
@@ -306,10 +307,10 @@ def test_a_table_that_asks_for_more_targets_than_there_are() -> None:
 
 
 def test_bounds_that_can_not_be() -> None:
-    assert Bounds(quota_bytes=1 << 40, ttl_s=0.5).params(4096) == KvParams(
+    assert Bounds(quota_bytes=1 << 40, ttl_s=0.5).params(Geometry(4096)) == KvParams(
         4096, quota_bytes=1 << 40, ttl_ms=500, flags=KV_EVICTABLE
     )
-    assert Bounds(evictable=False).params(4096).flags == 0
+    assert Bounds(evictable=False).params(Geometry(4096)).flags == 0
     assert (ttl_ms(0), ttl_ms(0.0001), ttl_ms(2)) == (0, 1, 2000)
     for wrong in (
         {"quota_bytes": -1},

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffs.errors import InvalidArgument
-from ffs.kv.keys import Identity, block_hash, hash_tokens, key_array, root_hash
+from ffs.kv.keys import Identity, block_hash, hash_tokens, key_array, part_key, root_hash
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kv_keys.json"
 
@@ -43,6 +43,30 @@ def test_golden_by_hand_without_our_encoder() -> None:
     block += b"\x06\x00tokens" + len(tokens).to_bytes(8, "little") + tokens
     first = blake3.blake3(block, derive_key_context="ffs 2026 kv block chain: block").hexdigest()
     assert first == entry["keys"][0]
+
+
+def _field(name: str, value: bytes) -> bytes:
+    """As docs/kv_keys.md says it, once more."""
+    return len(name).to_bytes(2, "little") + name.encode() + len(value).to_bytes(8, "little") + value
+
+
+def test_golden_extras_and_parts_by_hand() -> None:
+    import blake3
+
+    rows = json.loads((GOLDEN.parent / "kv_block_keys.json").read_text())
+    for row in rows["extra"]:
+        extra = {name: bytes.fromhex(value) for name, value in row["extra"].items()}
+        assert block_hash(bytes.fromhex(row["parent"]), row["tokens"], extra).hex() == row["key"]
+        data = _field("parent", bytes.fromhex(row["parent"]))
+        data += b"".join(_field("extra." + name, extra[name]) for name in sorted(extra))
+        data += _field("tokens", b"".join(token.to_bytes(4, "little") for token in row["tokens"]))
+        context = "ffs 2026 kv block chain: block"
+        assert blake3.blake3(data, derive_key_context=context).hexdigest() == row["key"]
+    for row in rows["parts"]:
+        assert part_key(bytes.fromhex(row["key"]), row["part"]).hex() == row["chunk"]
+        data = _field("block", bytes.fromhex(row["key"])) + _field("part", row["part"].to_bytes(8, "little"))
+        context = "ffs 2026 kv block chain: part"
+        assert blake3.blake3(data, derive_key_context=context).hexdigest() == row["chunk"]
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
@@ -106,6 +130,8 @@ def test_extra_is_a_field_and_in_no_order() -> None:
         lambda: block_hash(bytes(32), [1.5]),  # type: ignore[list-item]
         lambda: root_hash(Identity("m", block_tokens=0)),
         lambda: root_hash(Identity("m", tp_rank=-1)),
+        lambda: part_key(bytes(31), 0),
+        lambda: part_key(bytes(32), -1),
         lambda: key_array([bytes(32), bytes(31)]),
         lambda: key_array(["a" * 32]),  # type: ignore[list-item]
         lambda: key_array(np.zeros((2, 31), np.uint8)),

@@ -16,18 +16,26 @@ from metadata.fs.ops.lock import need_unlocked
 from metadata.fs.ops.open import check_alive
 from metadata.fs.ops.stat import resolve
 from metadata.fs.schema import SUB_CTIME, Reader, encode, garbage_key, get_inode, inode_key
-from metadata.fs.spaces import note_space, slot_bytes
+from metadata.fs.spaces import note_space, slot_of
 from metadata.fs.walk import R, W, X, need, need_name, owns, walk
 from metadata.kv.contract import Transaction
+
+MAX_BLOCK_BYTES = 1 << 30
 
 
 def check_params(params: KvParams, path: bytes) -> None:
     """Raises InvalidArgument, naming the field and the way out."""
     size = params.block_bytes
-    if not 1 <= size <= MAX_CHUNK_BYTES:
-        raise errors.InvalidArgument(f"block size {size}: give 1 to {MAX_CHUNK_BYTES} bytes", path)
+    if not 1 <= size <= MAX_BLOCK_BYTES:
+        raise errors.InvalidArgument(f"block size {size}: give 1 to {MAX_BLOCK_BYTES} bytes", path)
     if not 1 <= params.parts <= size or size % params.parts:
         raise errors.InvalidArgument(f"{params.parts} parts don't divide a block of {size} bytes", path)
+    if size // params.parts > MAX_CHUNK_BYTES:
+        raise errors.InvalidArgument(
+            f"a part of {size // params.parts} bytes: more than a chunk holds; give parts of at most"
+            f" {MAX_CHUNK_BYTES} bytes",
+            path,
+        )
     check_bounds(params, path)
     if len(params.identity) > 64:
         raise errors.InvalidArgument("identity: give a hash of at most 64 bytes", path)
@@ -46,7 +54,7 @@ def check_quota(core: Core, layout: Layout, params: KvParams, path: bytes) -> No
     """Every chain must be able to hold one block at least. Raises InvalidArgument."""
     view = core.cluster.table(layout.table, layout.table_version)
     chains = layout.stripe or (len(view.chains) if view is not None else 1)
-    slot = slot_bytes(params.block_bytes)
+    slot = slot_of(params)
     if params.quota_bytes and params.quota_bytes < chains * slot:
         raise errors.InvalidArgument(
             f"a quota of {params.quota_bytes} bytes leaves less than a block of {slot} for each of {chains} "

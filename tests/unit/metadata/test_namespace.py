@@ -974,7 +974,9 @@ def test_kv_spaces() -> None:
     ("params", "match"),
     [
         (KvParams(0), "block size"),
-        (KvParams(1 << 25), "block size"),
+        (KvParams(1 << 31), "block size"),
+        (KvParams(1 << 25), "parts"),
+        (KvParams(1 << 27, 4), "a part of 33554432 bytes"),
         (KvParams(4096, 3), "parts"),
         (KvParams(4096, 0), "parts"),
         (KvParams(4096, 1, -1), "quota"),

@@ -1,0 +1,92 @@
+"""What this process has done with a space (Space.stats): counted by call, not by block. docs/guides/kv.md,
+Figures."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from ffs._native.ring import RingStats
+from ffs.kv.results import Results, Status
+
+
+@dataclass(slots=True)
+class Counts:
+    """Blocks, and bytes of them, since the space was opened here."""
+
+    get_hits: int = 0
+    get_misses: int = 0
+    get_errors: int = 0
+    get_bytes: int = 0
+    put_stored: int = 0
+    put_hits: int = 0
+    """Were there: nothing moved."""
+    put_errors: int = 0
+    put_bytes: int = 0
+    """Of those that were stored."""
+    exists_hits: int = 0
+    exists_misses: int = 0
+    exists_errors: int = 0
+    deleted: int = 0
+    """Asked for and not there any more, whether they had been or not."""
+    delete_errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceStats:
+    """`counts` of this open space in this process; `rings`: the traffic of its rings, one a call that ran at
+    the same time (most requests in flight, retries, hedged reads, damage found)."""
+
+    counts: Counts
+    rings: tuple[RingStats, ...]
+
+    @property
+    def hit_ratio(self) -> float:
+        """Of gets that got an answer; 0 if there was none."""
+        asked = self.counts.get_hits + self.counts.get_misses
+        return self.counts.get_hits / asked if asked else 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts, by any number of threads."""
+
+    _counts: Counts = field(default_factory=Counts)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def got(self, results: Results) -> None:
+        count = np.bincount(results.status, minlength=len(Status))
+        with self._lock:
+            self._counts.get_hits += int(count[Status.HIT])
+            self._counts.get_misses += int(count[Status.MISS])
+            self._counts.get_errors += int(count[Status.ERROR])
+            self._counts.get_bytes += int(results.lengths.sum())
+
+    def put(self, results: Results) -> None:
+        count = np.bincount(results.status, minlength=len(Status))
+        stored = int(results.lengths[results.status == Status.STORED].sum()) if count[Status.STORED] else 0
+        with self._lock:
+            self._counts.put_stored += int(count[Status.STORED])
+            self._counts.put_hits += int(count[Status.HIT])
+            self._counts.put_errors += int(count[Status.ERROR])
+            self._counts.put_bytes += stored
+
+    def looked(self, results: Results) -> None:
+        count = np.bincount(results.status, minlength=len(Status))
+        with self._lock:
+            self._counts.exists_hits += int(count[Status.HIT])
+            self._counts.exists_misses += int(count[Status.MISS])
+            self._counts.exists_errors += int(count[Status.ERROR])
+
+    def removed(self, results: Results) -> None:
+        count = np.bincount(results.status, minlength=len(Status))
+        with self._lock:
+            self._counts.deleted += int(count[Status.MISS])
+            self._counts.delete_errors += int(count[Status.ERROR])
+
+    def now(self) -> Counts:
+        """A copy."""
+        with self._lock:
+            return Counts(*(getattr(self._counts, each.name) for each in fields(Counts)))
