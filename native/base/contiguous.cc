@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #ifndef MADV_COLLAPSE
@@ -17,50 +18,42 @@
 namespace ffs {
 
 namespace {
+
 constexpr size_t kLargePage = 2u << 20;
 constexpr size_t kPage = 4096;
-}  // namespace
 
-void* map_shared_aligned(int fd, int protection, int more_flags, size_t bytes, uint64_t offset) {
-  const int flags = MAP_SHARED | more_flags;
-  const auto at = static_cast<off_t>(offset);
-  if (bytes < kLargePage || offset % kLargePage != 0) {
-    void* plain = ::mmap(nullptr, bytes, protection, flags, fd, at);
-    return plain == MAP_FAILED ? nullptr : plain;
-  }
-  const size_t room = bytes + kLargePage;
-  void* reserved = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return nullptr;
-  auto* begin = static_cast<uint8_t*>(reserved);
-  const size_t before = (kLargePage - reinterpret_cast<uintptr_t>(begin) % kLargePage) % kLargePage;
-  void* data = ::mmap(begin + before, bytes, protection, flags | MAP_FIXED, fd, at);
-  if (data == MAP_FAILED) {
-    const int error = errno;
-    ::munmap(reserved, room);
-    errno = error;
-    return nullptr;
-  }
-  const size_t mapped = (bytes + kPage - 1) / kPage * kPage;
-  if (before > 0) ::munmap(begin, before);
-  if (before + mapped < room) ::munmap(begin + before + mapped, room - before - mapped);
-  return data;
+// Gathers one large page's worth, of which the file has `bytes`. False: there is no large page to be had now.
+bool gather_one(uint8_t* at, size_t bytes) {
+  (void)::madvise(at, bytes, MADV_POPULATE_WRITE);
+  // The copy into one large page, which for a moment may reach over the file's end.
+  if (::madvise(at, kLargePage, MADV_COLLAPSE) != 0) return errno == EAGAIN || errno == EBUSY;
+  // A hint for a part of a large page splits it: its pages stay where they are, each by itself, and those
+  // beyond the file's end go.
+  (void)::madvise(at, kPage, MADV_COLD);
+  return true;
 }
 
-void gather_pages(void* data, size_t bytes, bool alone) {
-  auto* at = static_cast<uint8_t*>(data);
-  if (reinterpret_cast<uintptr_t>(at) % kLargePage != 0) return;
-  const size_t whole = bytes / kLargePage * kLargePage;
-  if (whole == 0) return;
-  (void)::madvise(at, whole, MADV_HUGEPAGE);
-  for (size_t i = 0; i < whole; i += kLargePage) {
-    // The copy into one large page; if there is none now, the next ones won't be found either.
-    (void)::madvise(at + i, kLargePage, MADV_POPULATE_WRITE);
-    const bool gathered = ::madvise(at + i, kLargePage, MADV_COLLAPSE) == 0;
-    if (!gathered && errno != EAGAIN && errno != EBUSY) break;
-    // A hint for a part of a large page splits it: its pages stay where they are, each by itself.
-    if (alone && gathered) (void)::madvise(at + i, kPage, MADV_COLD);
+}  // namespace
+
+// Through a mapping of its own: the kernel gathers what a mapping has at a multiple of 2 MiB, all 2 MiB of
+// it.
+void gather_pages(int fd, uint64_t offset, size_t bytes) {
+  if (offset % kLargePage != 0 || bytes < kLeastGathered) return;
+  const size_t whole = (bytes + kLargePage - 1) / kLargePage * kLargePage;
+  const size_t room = whole + kLargePage;
+  void* reserved = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return;
+  auto* begin = static_cast<uint8_t*>(reserved);
+  begin += (kLargePage - reinterpret_cast<uintptr_t>(begin) % kLargePage) % kLargePage;
+  const int flags = MAP_SHARED | MAP_FIXED;
+  if (::mmap(begin, whole, PROT_READ | PROT_WRITE, flags, fd, static_cast<off_t>(offset)) != MAP_FAILED) {
+    (void)::madvise(begin, whole, MADV_HUGEPAGE);
+    for (size_t i = 0; i + kLeastGathered <= bytes; i += kLargePage) {
+      // If there is no large page now, the next ones won't be found either.
+      if (!gather_one(begin + i, std::min(kLargePage, bytes - i))) break;
+    }
   }
-  if (alone) (void)::madvise(at, whole, MADV_NOHUGEPAGE);
+  ::munmap(reserved, room);
 }
 
 }  // namespace ffs

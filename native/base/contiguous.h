@@ -8,13 +8,14 @@
 
 namespace ffs {
 
-// As mmap of a shared file, at an address that is good for large pages. Null: errno says why.
-void* map_shared_aligned(int fd, int protection, int more_flags, size_t bytes, uint64_t offset);
+// Below so much of a large page gathering costs more than it brings.
+constexpr size_t kLeastGathered = 256u << 10;
 
-// Brings pages of a mapping of map_shared_aligned in, 2 MiB side by side where memory for it is found.
-// Blocking: half a millisecond a MiB, and more where the kernel has to make room. Keeps what is written
-// there, and may run while others use the memory. `alone`: afterwards each page can be taken out of its file
-// by itself again, though its neighbours are pinned.
-void gather_pages(void* data, size_t bytes, bool alone);
+// Brings the pages of [offset, offset + bytes) of a shared file in, 2 MiB side by side where memory for it is
+// found; what is left at the file's end, of kLeastGathered or more, side by side too. `offset` is a multiple
+// of 2 MiB. Blocking: half a millisecond a MiB, and more where the kernel has to make room. Keeps what is
+// written there, and may run while others use the memory. Afterwards each page can be taken out of its file
+// by itself, though its neighbours are pinned.
+void gather_pages(int fd, uint64_t offset, size_t bytes);
 
 }  // namespace ffs

@@ -114,7 +114,7 @@ Status Iov::place(int numa_node) {
 
 void Iov::gather(uint64_t extent) {
   if (gathered_[extent].exchange(true)) return;
-  gather_pages(data() + extent_begin(extent), extent_bytes(extent), /*alone=*/true);
+  gather_pages(fd_.get(), extent_begin(extent), extent_bytes(extent));
 }
 
 bool Iov::take_back(uint64_t offset, uint64_t length) {

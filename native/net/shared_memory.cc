@@ -7,8 +7,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/contiguous.h"
-
 namespace ffs::net {
 
 void Mapping::reset() {
@@ -58,8 +56,8 @@ Status check_sealed(int fd, uint64_t offset, uint64_t bytes) {
 
 Result<Mapping> map_shared(int fd, uint64_t offset, uint64_t bytes, bool writable) {
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* data = map_shared_aligned(fd, protection, 0, bytes, offset);
-  if (data == nullptr) return Error::of(errno, "mapping shared memory");
+  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) return Error::of(errno, "mapping shared memory");
   return Mapping(data, bytes);
 }
 

@@ -2,9 +2,11 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "client/budget.h"
@@ -294,31 +296,81 @@ TEST_CASE("taking a slice back: new pages for us, the old ones stay with who hol
 }
 
 // Two megabytes side by side are one large page for a moment; if they stayed one, a slice of it couldn't be
-// taken back while a server holds another.
+// taken back while a server holds another. Of the last part of a file it reaches over the end.
 TEST_CASE("gathered pages keep their bytes, and are taken back one by one while others are held") {
-  constexpr size_t kBytes = 6u << 20;
-  IovOptions options;
-  options.size_bytes = kBytes;
-  auto iov = std::move(*Iov::create(options));
-  for (size_t i = 0; i < kBytes; i += 8) std::memcpy(iov->data() + i, &i, 8);
-  iov->gather(0);
-  int pipe[2];
-  REQUIRE(::pipe(pipe) == 0);
-  for (const size_t large : {size_t{0}, size_t{2} << 20, size_t{4} << 20}) {
-    iovec held{iov->data() + large + 40960, 4096};
-    REQUIRE(::vmsplice(pipe[1], &held, 1, 0) == 4096);  // holds the page
-    for (const size_t page : {size_t{0}, size_t{36864}, size_t{45056}, (size_t{2} << 20) - 4096}) {
-      CHECK(iov->take_back(large + page, 4096));
-      for (size_t i = 0; i < 4096; i++) REQUIRE(iov->data()[large + page + i] == 0);
-      for (size_t i = 0; i < 4096; i += 8) {
-        const size_t at = large + page + i;
-        std::memcpy(iov->data() + at, &at, 8);
+  for (const size_t bytes : {size_t{6} << 20, size_t{1} << 20, (size_t{2} << 20) + (700u << 10)}) {
+    IovOptions options;
+    options.size_bytes = bytes;
+    auto iov = std::move(*Iov::create(options));
+    for (size_t i = 0; i < bytes; i += 8) std::memcpy(iov->data() + i, &i, 8);
+    iov->gather(0);
+    struct stat info;
+    REQUIRE(::fstat(iov->fd(), &info) == 0);
+    CHECK(static_cast<size_t>(info.st_blocks) * 512 == bytes);  // nothing is kept beyond the end
+    int pipe[2];
+    REQUIRE(::pipe(pipe) == 0);
+    for (size_t large = 0; large < bytes; large += 2u << 20) {
+      iovec held{iov->data() + large + 40960, 4096};
+      REQUIRE(::vmsplice(pipe[1], &held, 1, 0) == 4096);  // holds the page
+      const size_t last = std::min(bytes, large + (2u << 20)) - 4096;
+      for (const size_t page : {large, large + 36864, large + 45056, last}) {
+        CHECK(iov->take_back(page, 4096));
+        for (size_t i = 0; i < 4096; i++) REQUIRE(iov->data()[page + i] == 0);
+        for (size_t i = 0; i < 4096; i += 8) {
+          const size_t at = page + i;
+          std::memcpy(iov->data() + at, &at, 8);
+        }
       }
     }
+    for (size_t i = 0; i < bytes; i += 8) REQUIRE(std::memcmp(iov->data() + i, &i, 8) == 0);
+    ::close(pipe[0]);
+    ::close(pipe[1]);
   }
-  for (size_t i = 0; i < kBytes; i += 8) REQUIRE(std::memcmp(iov->data() + i, &i, 8) == 0);
-  ::close(pipe[0]);
-  ::close(pipe[1]);
+}
+
+namespace {
+
+// How many pieces of memory that lie apart [data, data + bytes) is in; 0: the kernel doesn't tell us.
+size_t pieces_of(const uint8_t* data, size_t bytes) {
+  ffs::Fd map(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  size_t pieces = 0;
+  uint64_t last = 0;
+  for (size_t i = 0; i < bytes; i += 4096) {
+    const volatile uint8_t touched = data[i];
+    (void)touched;
+    uint64_t entry = 0;
+    const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(data + i) / 4096 * 8);
+    if (::pread(map.get(), &entry, 8, at) != 8) return 0;
+    const uint64_t frame = entry & ((1ull << 55) - 1);
+    if (frame == 0) return 0;
+    if (frame != last + 1) pieces++;
+    last = frame;
+  }
+  return pieces;
+}
+
+}  // namespace
+
+// An Iov of sixteen blocks of 64 KiB was left as it was: the disk gave half of what it can.
+TEST_CASE("an Iov that is smaller than a large page is gathered as well, where larger ones are") {
+  uint32_t large_ones = 0, small_ones = 0;
+  for (int i = 0; i < 5 && small_ones == 0; i++) {  // there may be no large page just now
+    IovOptions options;
+    options.size_bytes = 2u << 20;
+    auto large = std::move(*Iov::create(options));
+    options.size_bytes = 1u << 20;
+    auto small = std::move(*Iov::create(options));
+    for (Iov* iov : {large.get(), small.get()}) {
+      const size_t pages = iov->size() / 4096;  // in another order than they lie in
+      for (size_t i = 0; i < pages; i++) iov->data()[i * 37 % pages * 4096] = 1;
+      iov->gather(0);
+    }
+    const size_t pieces = pieces_of(large->data(), large->size());
+    if (pieces == 0) return;
+    large_ones += pieces == 1;
+    small_ones += pieces_of(small->data(), small->size()) == 1;
+  }
+  CHECK((small_ones > 0 || large_ones == 0));
 }
 
 TEST_CASE("the registry: no destroying while used, no using what is gone") {
