@@ -42,6 +42,7 @@ _NOUNS = (
     "completion",
     "usage",
     "space",
+    "kv",
     "quota",
     "user",
     "xattr",
