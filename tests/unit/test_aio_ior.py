@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import sys
 from collections.abc import Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_ior import CHUNK, PlainClient, PlainFile
 
 from ffs import errors
 from ffs._native.iov import Iov
 from ffs._native.ring import OP_READ, OP_WRITE, NativeClient, Ring
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute
 from ffs.client.aio_ior import AsyncIor
-
-sys.path.insert(0, str(Path(__file__).parent))  # the plain client and file stand beside
-
-from test_ior import CHUNK, PlainClient, PlainFile
 
 
 @pytest.fixture

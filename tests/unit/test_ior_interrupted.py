@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from test_ior import PlainClient, PlainFile, client, file, iov  # noqa: F401 - fixtures
 
 from ffs._native.iov import Iov
 from ffs.client.ior import Ior
-
-sys.path.insert(0, str(Path(__file__).parent))  # the plain client and file stand beside
-
-from test_ior import PlainClient, PlainFile, client, file, iov  # noqa: F401 - fixtures
 
 ENTRIES = 16
 

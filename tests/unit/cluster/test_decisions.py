@@ -7,8 +7,8 @@ import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
+from chain_seats import OFFLINE, A, B, C, holds, outside, record, report, seat
 from msgspec.structs import replace
-from test_chain import OFFLINE, A, B, C, holds, outside, record, report, seat
 
 from metadata.cluster.chain import Seat, recorded_by, version_of
 from metadata.cluster.decisions import Decisions
