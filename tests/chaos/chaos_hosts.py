@@ -43,8 +43,7 @@ class Namespaces:
     def __init__(self, hosts: list[str]) -> None:
         self._tag = f"f{os.getpid() % 100000}"
         self._bridge = f"{self._tag}b"
-        # A private /24 of the benchmarking range (RFC 2544) by process id.
-        self._net = f"198.18.{os.getpid() % 250 + 1}"
+        self._net = _free_net()
         self._number = {host: at + 2 for at, host in enumerate(hosts)}
         self._cuts: set[tuple[str, str]] = set()
         try:
@@ -126,5 +125,15 @@ def hosts(names: list[str]) -> Iterator[Hosts]:
         made.close()
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def _free_net() -> str:
+    """A private /24 of the benchmarking range (RFC 2544) that no other test has."""
+    taken = _ip("-4", "-o", "addr")
+    for at in range(250):
+        net = f"198.18.{(os.getpid() + at) % 250 + 1}"
+        if f" {net}.1/" not in taken:
+            return net
+    raise AssertionError("250 bridges of tests are left: ip link del")
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout

@@ -190,11 +190,12 @@ class Failing:
             write_at(offset, piece)
 
         def fail_behind(least: int) -> None:
+            sent = list(behind._flying.values())  # before any of it is known to be written
             receive(least)
             if self.failing:
-                behind._again += behind._flying.values()
                 while behind._flying:
                     receive(1)
+                behind._again += sent
 
         monkeypatch.setattr(handle, "write_at", fail)
         monkeypatch.setattr(behind, "_receive", fail_behind)
