@@ -1,5 +1,5 @@
-"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`: speed as a ratio to the raw device, store or FUSE
-mount in the same run (docs/guides/bench.md)."""
+"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`, `kv`: speed as a ratio to the raw device, store or
+FUSE mount in the same run (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def add_commands(commands: Commands) -> None:
     engine.add_argument(
         "--chunks", type=count_argument, default=1_000_000, help="chunks of the start-up (default: 1000000)"
     )
+    words = "blocks of a KV space put and got, on a device in memory"
+    blocks = command(what, "kv", stopping_cleanly(run_kv), words, json_option=True)
+    blocks.add_argument("--dir", type=Path, help=argparse.SUPPRESS)
+    blocks.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
+    blocks.add_argument(
+        "--only", action="append", metavar="PATTERN", help="cases whose names match; may be repeated"
+    )
+    blocks.add_argument(
+        "--slices", type=count_argument, default=31, help="pairs of slices a case (default: 31)"
+    )
+    blocks.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    blocks.add_argument("--mib", type=count_argument, default=256, help="MiB of blocks (default: 256)")
+    blocks.epilog = "--transport local|tcp: only cases over this one (default: over both)"
     words = "how fast a returned replica is filled, and what readers feel of it"
     recovery = command(what, "recovery", stopping_cleanly(run_recovery), words, json_option=True)
     recovery.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
@@ -184,6 +197,18 @@ def run_engine(args: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as tmpfs:
         return _run(args, NAMES, lambda scratch: suite(scratch, Path(tmpfs)))
+
+
+def run_kv(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.kv import Suite
+    from ffs.cli.benchmark.kv_cases import select
+
+    cases = select(args.only or (), args.transport)
+    _check_tmpfs(args.tmpfs)
+    with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as memory:
+        suite = Suite(Path(memory), max(args.mib, 64) << 20, args.slices, args.slice_ms / 1000)
+        found = _print(args, lambda scratch: suite.run(cases, _say))
+    return 0 if all(result.ok for result in found) else 1
 
 
 def run_recovery(args: argparse.Namespace) -> int:

@@ -91,34 +91,40 @@ def _consecutive(whole: IovSlice, count: int, block_bytes: int) -> SharedBlocks:
 
 
 def _placed(places: Places, count: int, block_bytes: int, writable: bool) -> SharedBlocks:
+    size = len(places.iov)
     offsets = _numbers("offsets", places.offsets, count)
-    lengths = _numbers("lengths", block_bytes if places.lengths is None else places.lengths, count)
-    wrong = (lengths < block_bytes) if writable else (lengths < 1) | (lengths > block_bytes)
-    outside = (offsets < 0) | (offsets > len(places.iov) - lengths)
-    if wrong.any():
-        position = int(np.flatnonzero(wrong)[0])
-        _check_length(position, int(lengths[position]), block_bytes, writable)
-    if outside.any():
-        position = int(np.flatnonzero(outside)[0])
+    if places.lengths is None:
+        lengths = np.full(count, block_bytes, dtype=np.int64)
+    else:
+        lengths = _numbers("lengths", places.lengths, count)
+        wrong = (lengths < block_bytes) if writable else (lengths < 1) | (lengths > block_bytes)
+        if wrong.any():
+            position = int(wrong.argmax())
+            _check_length(position, int(lengths[position]), block_bytes, writable)
+    if count and (offsets.min() < 0 or (offsets + lengths).max() > size):
+        position = int(((offsets < 0) | (offsets + lengths > size)).argmax())
         raise InvalidArgument(
             f"place {position}: {lengths[position]} bytes from {offsets[position]} on aren't within the Iov"
-            f" of {len(places.iov)} bytes"
+            f" of {size} bytes"
         )
     return SharedBlocks(
         handles=np.full(count, places.iov.handle, dtype=np.uint64),
-        offsets=offsets.astype(np.uint64),
-        lengths=np.minimum(lengths, block_bytes) if writable else lengths,
+        offsets=offsets.view(np.uint64),
+        lengths=np.minimum(lengths, block_bytes) if writable and places.lengths is not None else lengths,
         keep=(places,),
     )
 
 
 def _numbers(name: str, values: npt.NDArray[np.integer] | int, count: int) -> npt.NDArray[np.int64]:
+    """As int64, one for each of `count`. A number is for all."""
+    if isinstance(values, int):
+        return np.full(count, values, dtype=np.int64)
     array = np.asarray(values)
-    if array.dtype.kind not in "iu" or (array.ndim and array.shape != (count,)):
+    if array.dtype.kind not in "iu" or array.shape != (count,):
         raise InvalidArgument(
             f"{name} of Places are integers, one for each of {count} keys, not {array.dtype} {array.shape}"
         )
-    return np.broadcast_to(array.astype(np.int64), (count,))
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _check_length(position: int, length: int, block_bytes: int, writable: bool) -> None:

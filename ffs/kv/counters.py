@@ -57,36 +57,44 @@ class Counters:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def got(self, results: Results) -> None:
-        count = np.bincount(results.status, minlength=len(Status))
+        hits, misses, errors = _count(results, Status.HIT)
         with self._lock:
-            self._counts.get_hits += int(count[Status.HIT])
-            self._counts.get_misses += int(count[Status.MISS])
-            self._counts.get_errors += int(count[Status.ERROR])
+            self._counts.get_hits += hits
+            self._counts.get_misses += misses
+            self._counts.get_errors += errors
             self._counts.get_bytes += int(results.lengths.sum())
 
     def put(self, results: Results) -> None:
-        count = np.bincount(results.status, minlength=len(Status))
-        stored = int(results.lengths[results.status == Status.STORED].sum()) if count[Status.STORED] else 0
+        stored, _, errors = _count(results, Status.STORED)
+        whole = stored == len(results)
+        lengths = results.lengths if whole else results.lengths[results.status == Status.STORED]
         with self._lock:
-            self._counts.put_stored += int(count[Status.STORED])
-            self._counts.put_hits += int(count[Status.HIT])
-            self._counts.put_errors += int(count[Status.ERROR])
-            self._counts.put_bytes += stored
+            self._counts.put_stored += stored
+            self._counts.put_hits += len(results) - stored - errors
+            self._counts.put_errors += errors
+            self._counts.put_bytes += int(lengths.sum())
 
     def looked(self, results: Results) -> None:
-        count = np.bincount(results.status, minlength=len(Status))
+        hits, misses, errors = _count(results, Status.HIT)
         with self._lock:
-            self._counts.exists_hits += int(count[Status.HIT])
-            self._counts.exists_misses += int(count[Status.MISS])
-            self._counts.exists_errors += int(count[Status.ERROR])
+            self._counts.exists_hits += hits
+            self._counts.exists_misses += misses
+            self._counts.exists_errors += errors
 
     def removed(self, results: Results) -> None:
-        count = np.bincount(results.status, minlength=len(Status))
         with self._lock:
-            self._counts.deleted += int(count[Status.MISS])
-            self._counts.delete_errors += int(count[Status.ERROR])
+            self._counts.deleted += len(results) - len(results.errors)
+            self._counts.delete_errors += len(results.errors)
 
     def now(self) -> Counts:
         """A copy."""
         with self._lock:
             return Counts(*(getattr(self._counts, each.name) for each in fields(Counts)))
+
+
+def _count(results: Results, good: Status) -> tuple[int, int, int]:
+    """How many are good, misses, errors."""
+    errors = len(results.errors)
+    hits = int(np.count_nonzero(results.status == good))
+    misses = 0 if hits + errors == len(results) else int(np.count_nonzero(results.status == Status.MISS))
+    return hits, misses, errors

@@ -87,6 +87,8 @@ def by_chain(chains: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
 
 def of_reads(done: Completions, pieces: int, handle: Handle) -> Results:
     result, detail = done["result"], done["detail"]
+    if pieces == 1 and len(done) and result.min() >= 0:  # the usual case, in a third of the time
+        return Results(np.full(len(done), Status.HIT, dtype=np.uint8), result.copy(), {})
     status = np.full(len(done), Status.ERROR, dtype=np.uint8)
     status[result >= 0] = Status.HIT
     missing = (result == -errno.ENOENT) | (result == -errno.ENODATA) | ((result < 0) & (detail == DETAIL_TAG))
@@ -97,6 +99,8 @@ def of_reads(done: Completions, pieces: int, handle: Handle) -> Results:
 def of_puts(done: Completions, lengths: npt.NDArray[np.int64], pieces: int, handle: Handle) -> Results:
     """`lengths`: of what was put, by piece."""
     result, detail = done["result"], done["detail"]
+    if pieces == 1 and len(done) and result.min() >= 0:
+        return Results(np.full(len(done), Status.STORED, dtype=np.uint8), lengths.copy(), {})
     status = np.full(len(done), Status.ERROR, dtype=np.uint8)
     status[result >= 0] = Status.STORED
     there = (result == -errno.EEXIST) & (detail != DETAIL_TAG)

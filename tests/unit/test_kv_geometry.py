@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ffs
@@ -17,6 +17,7 @@ from ffs.kv.results import Status
 MISS, HIT, STORED, ERROR = (np.uint8(s) for s in (Status.MISS, Status.HIT, Status.STORED, Status.ERROR))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_pieces_are_the_range_and_nothing_else(data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, 7))
