@@ -32,6 +32,18 @@ def add_commands(commands: Commands) -> None:
     )
     space.set_defaults(run=lambda args: _usage_line(space))
     verbs = space.add_subparsers(dest="verb", metavar="VERB")
+    add_create(verbs)
+    change = command(verbs, "set", run_set, "change the bounds of a KV space", json_option=True)
+    change.add_argument("path", metavar="PATH")
+    _add_bounds(change)
+    stat = command(verbs, "stat", run_stat, "bounds and use of KV spaces", json_option=True)
+    stat.add_argument("paths", metavar="PATH", nargs="+")
+    stat.add_argument("--chains", action="store_true", help="and each chain's share of the quota")
+    add_ls(verbs)
+
+
+def add_create(verbs: Commands) -> None:
+    """Of `ffs space` and `ffs kv`."""
     create = command(verbs, "create", run_create, "make a KV space", json_option=True)
     create.add_argument("path", metavar="PATH")
     create.add_argument(
@@ -48,7 +60,14 @@ def add_commands(commands: Commands) -> None:
         metavar="N",
         help="into how many chunks each block is cut, groups of layers: for blocks of more than 16MiB",
     )
-    create.add_argument("--table", help="chain table by name or id (default: the one for KV spaces)")
+    copies = create.add_mutually_exclusive_group()
+    copies.add_argument("--table", help="chain table by name or id (default: the one for KV spaces)")
+    copies.add_argument(
+        "--replicas",
+        type=count_argument,
+        metavar="N",
+        help="1 to 3 copies, by the chain table that has so many",
+    )
     create.add_argument(
         "--stripe", type=count_argument, metavar="N", help="over how many chains of the table (default: all)"
     )
@@ -56,12 +75,10 @@ def add_commands(commands: Commands) -> None:
         "--exist-ok", action="store_true", help="be content with one that has what is given here"
     )
     _add_bounds(create)
-    change = command(verbs, "set", run_set, "change the bounds of a KV space", json_option=True)
-    change.add_argument("path", metavar="PATH")
-    _add_bounds(change)
-    stat = command(verbs, "stat", run_stat, "bounds and use of KV spaces", json_option=True)
-    stat.add_argument("paths", metavar="PATH", nargs="+")
-    stat.add_argument("--chains", action="store_true", help="and each chain's share of the quota")
+
+
+def add_ls(verbs: Commands) -> None:
+    """Of `ffs space` and `ffs kv`."""
     listing = command(verbs, "ls", run_ls, "KV spaces below a directory", json_option=True)
     listing.add_argument("path", metavar="PATH", nargs="?", default="/")
 
@@ -113,6 +130,8 @@ def run_create(args: argparse.Namespace) -> int:
     place = parse_remote(args.path)
     wanted = int(args.table) if args.table and args.table.isdigit() else args.table
     with connect(args, one_address([place], args.cluster)) as client:
+        if args.replicas is not None:
+            wanted = client.core.routing.kv_table_of(args.replicas)
         client.makedirs(posixpath.dirname(place.path), exist_ok=True)
         Handle.create(
             client,
@@ -193,7 +212,7 @@ def run_ls(args: argparse.Namespace) -> int:
     with connect(args, one_address([place], args.cluster)) as client:
         usages = usage_of_all(client)
         tables = _tables(client)
-        found = [(path, client.attributes(path)) for path in _spaces_below(client, place.path)]
+        found = [(path, client.attributes(path)) for path in spaces_below(client, place.path)]
     if args.json:
         for path, attributes in found:
             print_json(space_fields(path, attributes, usages.get(attributes.ino), tables))
@@ -202,8 +221,9 @@ def run_ls(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spaces_below(client: Client, top: str) -> Iterator[str]:
-    """Without recursion: trees may be deeper than Python's stack."""
+def spaces_below(client: Client, top: str) -> Iterator[str]:
+    """Those of a tree, or the one that `top` is. Without recursion: trees may be deeper than Python's
+    stack."""
     if client.attributes(top).type == KV_SPACE:
         yield top
         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from ffs._native.ring import OP_REMOVE
 from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.client.client import Client
 from ffs.kv import Results, Space, Status
+
+Run = Callable[..., tuple[int, str, str]]
 
 BLOCK = 64 << 10
 
@@ -256,6 +259,40 @@ def test_a_purge_empties_one_space(client: Client, home: str, space: Space) -> N
         assert space.purge() == 0
         assert other.exists_many(keys[:50]).leading_hits() == 50
     assert space.put_many(keys[:3], small[:3]).leading_hits() == 3
+
+
+def test_the_command_line_pins_and_purges(client: Client, home: str, run: Run, tmp_path: Path) -> None:
+    path = f"{home}/tenant/kv"
+    create = ("kv", "create", path, "--block-size", "64KiB", "--replicas", "1", "--ttl", "1h")
+    assert run(*create) == (0, f"{path}: no quota, ttl 1h, evictable\n", "")
+    assert json.loads(run("kv", "ls", home, "--json")[1])["table"] == "single"
+    keys = keys_of(3)
+    with Space.open(client, path) as space:
+        space.put_many(keys[:2], [payload(key, 5000) for key in keys[:2]]).raise_errors()
+    (tmp_path / "keys").write_text("".join(f"{key.hex()}\n" for key in keys[1:]))
+    status, out, _ = run("kv", "pin", path, keys[0].hex(), "--keys", str(tmp_path / "keys"))
+    assert (status, out) == (1, f"{path}: 2 blocks pinned, 1 block not there\n")
+    assert run("kv", "pin", path, keys[0].hex(), "--undo") == (0, f"{path}: 1 block unpinned\n", "")
+    with Space.open(client, path) as space:
+        into = [bytearray(BLOCK) for _ in keys]
+        got = space.get_many(keys, into)
+        assert got.lengths.tolist() == [5000, 5000, 0]
+        assert bytes(into[1][:5000]) == payload(keys[1], 5000)
+    deadline = time.monotonic() + 60
+    while json.loads(run("kv", "stats", home, "--json")[1])["blocks"] != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    status, out, _ = run("kv", "stats", path, "--every", "0.1", "--count", "2", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [("hits_per_s" in line, line["path"]) for line in lines] == [(False, path), (True, path)]
+    assert run("kv", "stats", path)[1].splitlines()[1].split()[-1] == path
+    assert run("kv", "purge", f"{home}/tenant") == (0, f"{path}: 2 blocks removed\n", "")
+    status, _, err = run("kv", "purge", home + "/tenant/none")
+    assert status == 1
+    client.mkdir(f"{home}/empty")
+    status, _, err = run("kv", "purge", f"{home}/empty")
+    assert status == 1
+    assert "no KV space" in err
 
 
 # --- bad input --------------------------------------------------------------------------------------------
