@@ -131,6 +131,7 @@ def _survey_one(choice: DeviceChoice, cluster: bytes, format_if_new: bool) -> Pl
         size_bytes=info.size_bytes,
         targets=tuple(info.targets),
         role=choice.role,
+        null_data=choice.data == "null",
     )
     return Plan(choice, found, make=False)
 
@@ -204,4 +205,5 @@ def _format(plan: Plan, cluster: bytes, uuid: bytes, targets: tuple[int, ...]) -
         size_bytes=info.size_bytes,
         targets=tuple(info.targets),
         role=plan.choice.role,
+        null_data=null,
     )

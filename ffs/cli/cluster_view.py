@@ -81,7 +81,9 @@ def node_state(node: NodeView) -> str:
 def device_state(device: DeviceView) -> str:
     if device.poisoned:
         return "FAILED"
-    return "ok" if device.here else "not there"
+    if not device.here:
+        return "not there"
+    return "null" if device.null_data else "ok"
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -107,6 +109,8 @@ def status_lines(view: View) -> Iterator[str]:
     yield ""
     yield node_table(view)
     yield ""
+    if empty := sum(device.null_data for device in view.devices.values()):
+        yield f"{plural(empty, 'null device')}, for measuring: no data is kept, files hold zeros"
     for entry in {entry.id: entry for entry in reply.tables}.values():
         mine = [chain for chain in reply.chains if chain.table == entry.id]
         counts = Counter(condition(chain) for chain in mine)
@@ -342,6 +346,7 @@ def node_fields(node: NodeView) -> dict[str, object]:
                 "here": device.here,
                 "failed": device.poisoned,
                 "role": device.role,
+                "null_data": device.null_data,
                 "size": device.size_bytes,
                 "capacity": device.capacity_bytes,
                 "free": device.free_bytes,

@@ -81,6 +81,7 @@ class DeviceInfo(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     size_bytes: int
     targets: tuple[int, ...]
     role: str = ""  # ROLE_KV, ROLE_BULK, or "": what its operator keeps it for
+    null_data: bool = False  # it keeps records and no bytes, for measuring
 
 
 class NodeRecord(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
@@ -442,6 +443,7 @@ class DeviceView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     used_targets: int
     free_targets: int
     role: str = ""
+    null_data: bool = False
 
 
 class NodeView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):

@@ -225,6 +225,7 @@ def _device_view(
         used_targets=sum(target.id in used for target in targets),
         free_targets=sum(is_free(view, target) for target in targets) if device is not None else 0,
         role=device.role if device is not None else "",
+        null_data=device is not None and device.null_data,
     )
 
 

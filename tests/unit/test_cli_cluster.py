@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -206,6 +207,21 @@ def test_status_says_what_is_wrong_and_what_moves() -> None:
     assert "a rebalance goes on, 1 chain on their way" in shown
     assert "chain 2: n3 fills target 40 of n4, 25%, 40.0 MiB sent, 100.0 MiB/s" in shown
     assert "rack1" in shown
+
+
+def test_status_marks_devices_that_keep_nothing() -> None:
+    (here,), (gone,) = node(1).devices, node(2).devices
+    null = replace(here, null_data=True), replace(gone, null_data=True, here=False)
+    nodes = (node(1, devices=null[:1]), node(2, devices=null[1:]), node(3))
+    shown = view(chain(1, 10, 20), nodes=nodes)
+    lines = list(status_lines(shown))
+    table = "\n".join(lines).splitlines()
+    assert [row.split()[7] for row in table if "/dev/" in row] == ["null", "not", "ok"]
+    assert "2 null devices, for measuring: no data is kept, files hold zeros" in lines
+    fields = [cast(list[dict[str, object]], node_fields(each)["devices"]) for each in nodes]
+    kept = [device["null_data"] for devices in fields for device in devices]
+    assert kept == [True, True, False]
+    assert "null" not in "\n".join(status_lines(view(chain(1, 10, 20))))
 
 
 def test_counters_are_summed() -> None:

@@ -29,7 +29,7 @@ from ffs.rpc.handshake import Peer
 from metadata.cluster.members import Member
 from metadata.cluster.moves import Moves, RebalanceRecord, is_free, observe, released
 from metadata.cluster.plan import Change
-from metadata.cluster.schema import chain_key
+from metadata.cluster.schema import chain_key, node_key
 from metadata.cluster.status import SyncRates
 from metadata.kv.memory import MemoryStore
 
@@ -210,6 +210,22 @@ def test_force_lead_only_when_nobody_else_can() -> None:
             assert manager.view.chains[1].forced == three
             with pytest.raises(NotFound, match="is in no chain"):
                 await manager.ask(proto.ForceLead(target=9999))
+
+    run(test)
+
+
+def test_what_a_device_is_registered_as_is_told() -> None:
+    async def test() -> None:
+        async with cluster(nodes=3) as manager:
+            record = manager.view.nodes[2]
+            (device,) = record.devices
+            told = replace(device, null_data=True, role="kv")
+            await write(manager.store, {node_key(2): replace(record, devices=(told,))})
+            await manager.routing.refresh()
+            status = await manager.ask(proto.GetCluster())
+            devices = [device for node in status.nodes for device in node.devices]
+            assert [device.null_data for device in devices] == [False, True, False]
+            assert [device.role for device in devices] == ["", "kv", ""]
 
     run(test)
 

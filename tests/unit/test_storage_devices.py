@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
 from ffs._native.device import device_format
 from ffs.errors import Exists, NoSpace, NotFound, WrongCluster
 from storage_server.config import DeviceChoice
-from storage_server.devices import survey
+from storage_server.devices import prepare, survey
 
 CLUSTER = bytes(range(16))
 SIZE = 256 << 20
@@ -63,3 +64,15 @@ def test_a_device_of_ours_is_used_as_it_is(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == before
     with pytest.raises(WrongCluster):
         survey([DeviceChoice(path, 0)], bytes(16), format_if_new=False)
+
+
+def test_a_null_device_is_told_as_one_when_it_is_made_and_when_it_is_found(tmp_path: Path) -> None:
+    async def allocate(uuid: bytes, count: int) -> tuple[int, ...]:
+        return tuple(range(1, count + 1))
+
+    choices = [DeviceChoice(f"{tmp_path}/n", SIZE, data="null"), DeviceChoice(f"{tmp_path}/k", SIZE)]
+    plans = survey(choices, CLUSTER, format_if_new=True)
+    made = asyncio.run(prepare(plans, CLUSTER, 2, allocate))
+    assert [device.null_data for device in made] == [True, False]
+    found = [plan.found for plan in survey(choices, CLUSTER, format_if_new=False)]
+    assert found == made
