@@ -66,8 +66,11 @@ class FileLoop:
         self._ring = ring
         self._file = file
         self._block = block_bytes
-        self._offsets = blocks * block_bytes
-        self._places: list[int] = self._offsets.tolist() if depth == 1 else []
+        self._blocks = len(blocks)
+        # Once more from the start, so that what is next is always one slice.
+        self._offsets = np.resize(blocks * block_bytes, len(blocks) + depth)
+        self._lengths = np.full(depth, block_bytes, dtype=np.int64)
+        self._places: list[int] = self._offsets[: len(blocks)].tolist() if depth == 1 else []
         self._next = 0
         self._iov = memory(depth * block_bytes, huge_pages=huge_pages)
         self._batch = batch
@@ -78,14 +81,14 @@ class FileLoop:
         self._all = np.arange(depth, dtype=np.int64)
 
     def _send(self, places: npt.NDArray[np.int64]) -> None:
-        at = np.arange(self._next, self._next + len(places)) % len(self._offsets)
-        self._next += len(places)
-        lengths = np.full(len(places), self._block, dtype=np.int64)
+        count = len(places)
+        offsets = self._offsets[self._next : self._next + count]
+        self._next = (self._next + count) % self._blocks
         taken = self._ring.prepare_many(
-            self._file, self._offsets[at], self._iov, places * self._block, lengths, places
+            self._file, offsets, self._iov, places * self._block, self._lengths[:count], places
         )
-        if taken != len(places):
-            raise FfsError(f"the ring took {taken} of {len(places)} requests", errno=errno.ENOBUFS)
+        if taken != count:
+            raise FfsError(f"the ring took {taken} of {count} requests", errno=errno.ENOBUFS)
 
     def __call__(self, seconds: float) -> Slice:
         return self._one_by_one(seconds) if len(self._all) == 1 else self._many(seconds)
@@ -116,7 +119,7 @@ class FileLoop:
             done += len(places)
             flying -= len(places)
             if time.perf_counter() < end:
-                self._send(places.astype(np.int64))
+                self._send(places.view(np.int64))
                 flying += len(places)
         return Slice(done * self._block, time.perf_counter() - begun)
 
