@@ -1,68 +1,31 @@
-"""KV blocks on a real cluster (KV.md: K1-K3, K5, K7, K14, K15, K19, K25-K27 as far as they go here)."""
+"""The calls of KV spaces on a real cluster: what goes in comes out, block by block. Faults:
+test_kv_faults.py."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from kv_blocks import BLOCK, keys_of, payload, statuses
 
 import ffs
 from ffs import errors, kv
 from ffs._native.ring import OP_REMOVE
-from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.client.client import Client
-from ffs.kv import Results, Space, Status
+from ffs.kv import Space, Status
 
 Run = Callable[..., tuple[int, str, str]]
-
-BLOCK = 64 << 10
 
 
 @pytest.fixture
 def space(client: Client, home: str) -> Iterator[Space]:
     with Space.create(client, f"{home}/kv", block_bytes=BLOCK) as made:
         yield made
-
-
-def keys_of(count: int, salt: str = "") -> list[bytes]:
-    return kv.hash_tokens(kv.Identity("m", salt=salt, block_tokens=1), range(count))
-
-
-def payload(key: bytes, length: int = BLOCK) -> bytes:
-    """Bytes that say whose they are, everywhere."""
-    return (key * (length // len(key) + 1))[:length]
-
-
-def statuses(results: Results) -> list[Status]:
-    return [results[position] for position in range(len(results))]
-
-
-@contextlib.contextmanager
-def stopped(cluster: Supervisor, *names: str) -> Iterator[None]:
-    """SIGSTOP for the time of the block."""
-    run = cluster.directory.read_run()
-    assert run is not None
-    pids = [record.pid for record in run.processes if record.name in names]
-    assert len(pids) == len(names)
-    try:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        # The signal takes effect when a thread next enters the kernel: only then nothing answers.
-        for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
-            while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
-                time.sleep(0.001)
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 # --- put, get, exists -----------------------------------------------------------------------------------
@@ -376,178 +339,3 @@ def test_a_removed_space_gives_no_hits(client: Client, home: str, space: Space) 
         assert time.monotonic() < deadline, "the blocks of a removed space are still there"
         time.sleep(0.1)
     assert not space.get(keys, [bytearray(BLOCK) for _ in keys]).hits.any()
-
-
-# --- many at once -------------------------------------------------------------------------------------------
-
-
-def test_threads_never_get_each_others_blocks(space: Space) -> None:
-    """K2: many sessions, every byte checked."""
-    failures: list[str] = []
-
-    def one(number: int) -> None:
-        keys = keys_of(40, salt=str(number % 4))
-        for _ in range(3):
-            put = space.put(keys, [payload(key) for key in keys])
-            into = [bytearray(BLOCK) for _ in keys]
-            got = space.get(keys, into)
-            if put.errors or got.errors or not got.hits.all():
-                failures.append(f"{put} {got} {put.errors} {got.errors}")
-            failures.extend(
-                "foreign bytes" for key, block in zip(keys, into, strict=True) if bytes(block) != payload(key)
-            )
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
-def test_reading_while_it_is_written_gives_all_or_nothing(space: Space) -> None:
-    """K3."""
-    keys = keys_of(64)
-    done = threading.Event()
-    wrong: list[str] = []
-
-    def read() -> None:
-        while not done.is_set():
-            into = [bytearray(BLOCK) for _ in keys]
-            got = space.get(keys, into)
-            wrong.extend(
-                f"block {position}"
-                for position, key in enumerate(keys)
-                if got[position] == Status.HIT and bytes(into[position]) != payload(key)
-            )
-            wrong.extend(str(error) for error in got.errors.values())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for key in keys:
-            assert space.put([key], [payload(key)]).leading_hits() == 1
-    finally:
-        done.set()
-        reader.join()
-    assert wrong == []
-
-
-def test_many_requests_are_in_flight(space: Space) -> None:
-    """K25, K26: depth from the ring's own counters; one request a block and not more."""
-    keys = keys_of(256)
-    source = ffs.Iov(256 * BLOCK)
-    space.put(keys, source).raise_errors()
-    space.get(keys, source).raise_errors()
-    stats = space.stats().rings
-    assert len(stats) == 1
-    assert stats[0].submitted == 512
-    assert stats[0].retries == 0
-    assert stats[0].max_inflight >= 32
-    space.exists(keys).raise_errors()
-    assert space.stats().rings[0].submitted - 512 < 128  # by chain, not by key
-
-
-# --- faults -------------------------------------------------------------------------------------------------
-
-
-def test_puts_and_gets_go_on_without_metadata(cluster: Supervisor, client: Client, home: str) -> None:
-    """K15, and the promise of one round trip to a storage server and none to metadata."""
-    with Space.create(client, f"{home}/kv", block_bytes=BLOCK) as space:
-        keys = keys_of(200)
-        with stopped(cluster, "meta"):
-            assert space.put(keys, [payload(key) for key in keys]).leading_hits() == 200
-            into = [bytearray(BLOCK) for _ in keys]
-            assert space.get(keys, into).leading_hits() == 200
-            assert space.exists(keys).leading_hits() == 200
-        assert [bytes(block) for block in into] == [payload(key) for key in keys]
-        assert sum(stats.retries for stats in space.stats().rings) == 0
-
-
-def test_other_replicas_answer_for_one_that_is_stopped(cluster: Supervisor, space: Space) -> None:
-    """K14."""
-    keys = keys_of(60)
-    space.put(keys, [payload(key) for key in keys]).raise_errors()
-    into = [bytearray(BLOCK) for _ in keys]
-    with stopped(cluster, "node1"):
-        got = space.get(keys, into)
-    got.raise_errors()
-    assert got.leading_hits() == 60
-    assert [bytes(block) for block in into] == [payload(key) for key in keys]
-
-
-def test_no_answer_is_an_error_and_no_miss(cluster: Supervisor, space: Space) -> None:
-    """K5: with every storage server stopped a get says ERROR, within its deadline."""
-    keys = keys_of(3)
-    space.put(keys, [payload(key) for key in keys]).raise_errors()
-    with stopped(cluster, "node0", "node1", "node2"):
-        got = space.get(keys, [bytearray(BLOCK) for _ in keys], timeout_s=1.0)
-        put = space.put(keys_of(1, "new"), [bytes(BLOCK)], timeout_s=1.0)
-    assert statuses(got) == [Status.ERROR] * 3
-    assert statuses(put) == [Status.ERROR]
-    assert set(got.errors) == {0, 1, 2}
-    # And it works again afterwards, with the same space.
-    deadline = time.monotonic() + 60
-    while space.get(keys, [bytearray(BLOCK) for _ in keys]).leading_hits() != 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def test_a_block_that_rotted_is_never_a_hit(cluster: Supervisor, client: Client, home: str) -> None:
-    """K7: a bit flipped on the only device that has it."""
-    with Space.create(client, f"{home}/kv", block_bytes=BLOCK, table="single") as space:
-        key = keys_of(1, "rot")[0]
-        space.put([key], [payload(key)]).raise_errors()
-        flipped = 0
-        for node in cluster.status().nodes:
-            for device in node.devices:
-                flipped += _flip(Path(device.path), payload(key))
-        assert flipped == 1
-        got = space.get([key], [bytearray(BLOCK)])
-        assert statuses(got) == [Status.ERROR]
-        assert isinstance(got.errors[0], errors.ChecksumMismatch)
-
-
-def _flip(path: Path, content: bytes) -> int:
-    """Flips one bit of `content` wherever it stands on the device at a multiple of 4096."""
-    found = 0
-    with open(path, "r+b", buffering=0) as file:
-        at = 0
-        while True:
-            try:
-                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError:
-                return found
-            hole = os.lseek(file.fileno(), at, os.SEEK_HOLE)
-            while at < hole:
-                piece = os.pread(file.fileno(), 8 << 20, at)
-                for inside in range(0, len(piece), 4096):
-                    if piece[inside : inside + len(content)] == content:
-                        os.pwrite(file.fileno(), bytes([content[100] ^ 1]), at + inside + 100)
-                        found += 1
-                at += len(piece) - (0 if at + len(piece) >= hole else BLOCK)
-
-
-def test_memory_and_descriptors_stay_flat(space: Space) -> None:
-    """K19, in small; error paths too."""
-    keys = keys_of(100)
-    into = [bytearray(BLOCK) for _ in keys]
-
-    def turn() -> None:
-        space.put(keys, into)
-        space.get(keys, into)
-        space.get(keys_of(100, "absent"), into)
-        space.exists(keys)
-        with pytest.raises(errors.InvalidArgument):
-            space.get(keys, into[1:])
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-    for _ in range(5):
-        turn()
-    memory, files = resident(), len(os.listdir("/proc/self/fd"))
-    for _ in range(60):
-        turn()
-    assert len(os.listdir("/proc/self/fd")) == files
-    assert resident() <= memory + (16 << 20)

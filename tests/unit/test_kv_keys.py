@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ffs.errors import InvalidArgument
@@ -70,7 +70,7 @@ def test_golden_extras_and_parts_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
-def test_same_in_every_process(seed: str) -> None:
+def test_k10_same_in_every_process(seed: str) -> None:
     """K10: no builtin hash() in it."""
     code = "from ffs.kv.keys import *; print(hash_tokens(Identity('m', salt='s'), range(64))[-1].hex())"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -81,22 +81,45 @@ def test_same_in_every_process(seed: str) -> None:
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Identity)])
-def test_every_field_counts(field: str) -> None:
+def test_k4_k8_every_field_counts(field: str) -> None:
+    """Another layout, dtype, rank or model is another key."""
     base = Identity("m")
     value = getattr(base, field)
     changed = dataclasses.replace(base, **{field: value + ("x" if isinstance(value, str) else 1)})
     assert root_hash(base) != root_hash(changed)
 
 
-def test_adapter_equal_to_a_salt_is_another_key() -> None:
-    """K9: a name that stands in another field never collides."""
+texts = st.text(alphabet="ab\x00\u00e9", max_size=3)
+identities = st.builds(
+    Identity,
+    texts,
+    texts,
+    texts,
+    texts,
+    adapter=texts,
+    salt=texts,
+    tp_rank=st.integers(0, 2),
+    tp_size=st.integers(0, 2),
+)
+
+
+@settings(deadline=None)
+@given(identities, identities)
+def test_k9_other_identities_have_other_roots(one: Identity, other: Identity) -> None:
+    """Whatever stands in the fields, few letters and empty ones, so that they would run into each other."""
+    assert (root_hash(one) == root_hash(other)) is (one == other)
+
+
+def test_k9_adapter_equal_to_a_salt_is_another_key() -> None:
+    """A name that stands in another field never collides."""
     assert root_hash(Identity("m", adapter="a")) != root_hash(Identity("m", salt="a"))
     assert root_hash(Identity("ma", revision="b")) != root_hash(Identity("m", revision="ab"))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 40))
-def test_boundaries(block: int, count: int) -> None:
-    """K11: a key for each whole block, none for a part, and a longer sequence keeps its prefix's keys."""
+def test_k11_boundaries(block: int, count: int) -> None:
+    """A key for each whole block, none for a part, and a longer sequence keeps its prefix's keys."""
     identity = Identity("m", block_tokens=block)
     keys = hash_tokens(identity, range(count))
     assert len(keys) == count // block
