@@ -188,6 +188,7 @@ void Journal::write_done(io::Op* op) {
     fail(write_error_);
   } else {
     begin_sync();
+    if (may_write_ahead()) config_.owner->journal_written();
   }
 }
 

@@ -19,6 +19,8 @@ class JournalOwner {
   // All records in blocks up to `block`, and all data whose writes had completed when flush number
   // `sync` began, are durable.
   virtual void journal_flushed(uint64_t block, uint64_t sync) = 0;
+  // A group is written and being flushed: the next one may be written now (may_write_ahead).
+  virtual void journal_written() = 0;
   virtual void journal_failed(int error) = 0;  // once; nothing more becomes durable
 
  protected:
@@ -61,6 +63,7 @@ class Journal {
     return gathering_.back().sequence - (gathering_.back().records == 0 ? 1 : 0);
   }
   uint64_t flushed_block() const { return flushed_; }
+  uint64_t taken_block() const { return last_taken_; }  // the last one of the groups that are on their way
   // The number of the first flush that begins after now.
   uint64_t next_sync() const { return syncs_started_ + 1; }
 

@@ -85,6 +85,12 @@ void ChunkStore::Impl::pump() {
   if (journal->used_bytes() > journal->region_bytes() / 2) start_snapshot();
 }
 
+// Somebody waits for a record that no group has taken yet. (For the others a flush is under way or comes by
+// itself; one more would be of what nobody waits for, and the updates after it would stand behind that.)
+bool ChunkStore::Impl::records_wait() const {
+  return !durable_waiters.empty() && durable_waiters.tail->wait_block > journal->taken_block();
+}
+
 void ChunkStore::Impl::release_durable(uint64_t block) {
   while (!durable_waiters.empty() && durable_waiters.head->wait_block <= block) {
     StoreOp* op = durable_waiters.pop();
@@ -104,8 +110,14 @@ void ChunkStore::Impl::journal_flushed(uint64_t block, uint64_t sync) {
   apply_synced(sync);
   snapshot_progress(block, sync);
   release_durable(block);
-  if (!durable_waiters.empty() || flush_wanted) want_flush();
+  if (flush_wanted || records_wait()) want_flush();
   schedule_pump();
+}
+
+// Records that came while it was being written wait for nothing else, and nothing else may happen until the
+// flush is over: the device would stand still meanwhile.
+void ChunkStore::Impl::journal_written() {
+  if (flush_wanted) schedule_pump();
 }
 
 void ChunkStore::Impl::journal_failed(int error) {

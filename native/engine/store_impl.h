@@ -128,7 +128,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
     encode_simple(writer, type, target, fixed);
   }
   void journal_flushed(uint64_t block, uint64_t sync) override;
+  void journal_written() override;
   void journal_failed(int error) override;
+  bool records_wait() const;
   void release_durable(uint64_t block);
   void poison(int error);
   uint64_t snapshot_limit() const { return super.snapshot_bytes / 2 - 2 * kMaxBlockBytes; }

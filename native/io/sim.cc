@@ -252,7 +252,9 @@ void SimIo::finish(size_t index) {
 
 int SimIo::run_once(int64_t timeout_us) {
   take_posted();
-  if (!running_.empty()) {
+  if (!running_.empty() && device_.in_order) {
+    finish(0);
+  } else if (!running_.empty()) {
     size_t count = 1 + random_() % std::min<size_t>(running_.size(), 4);
     while (count-- > 0 && !running_.empty()) finish(random_() % running_.size());
   } else if (!has_ready() && timeout_us < 0) {

@@ -50,6 +50,7 @@ class SimImage {
 struct SimDevice {
   uint32_t sector_bytes = 512;   // what is never torn
   bool protected_cache = false;  // what completed is durable
+  bool in_order = false;  // ends one thing after another, first come first served; else the seed chooses
 };
 
 // What happened on the disk, in order.

@@ -28,13 +28,14 @@ struct Loop {
       op.key = key_of(number);
       op.data = laid.data;
       op.length = static_cast<uint32_t>(loop->payload.size());
-      op.tail_padded = op.commit_now = true;
+      op.tail_padded = true;
       op.owner = this;
       op.done = [](StoreOp* o) { static_cast<Slot*>(o->owner)->ended(); };
     }
     void start() {
       loop->started++;
       op.kind = loop->kind;
+      op.commit_now = !loop->commits;
       op.base = acknowledged;
       op.version = v(++version);
       loop->h.store->stage(&op);
@@ -43,6 +44,7 @@ struct Loop {
       loop->ended++;
       if (op.error == 0) {
         acknowledged = op.version;
+        if (loop->commits) CHECK(loop->h.store->commit(op.target, op.key, op.version).ok());
         if (loop->started < loop->count) start();
       } else {
         loop->errors.push_back(op.error);
@@ -62,7 +64,7 @@ struct Loop {
       if (slot->op.error == 0) slot->start();
     for (int i = 0; ended < started; i++) {
       FFS_CHECK(i < 1'000'000);
-      h.store->tick(h.clock_us += 100);
+      if (ticks) h.store->tick(h.clock_us += 100);
       h.io->run_once(0);
     }
   }
@@ -71,6 +73,8 @@ struct Loop {
   UpdateKind kind;
   std::vector<uint8_t> payload;
   std::vector<std::unique_ptr<Slot>> slots;
+  bool commits = false;  // by records of their own, as the head of a chain does
+  bool ticks = true;     // else nothing happens but for what ends
   std::vector<int> errors;
   uint64_t started = 0, ended = 0, count = 0;
 };
@@ -105,6 +109,33 @@ TEST_CASE("records of large updates are written while a flush is under way, thos
       CHECK(after.journal_blocks - before.journal_blocks <= 150);
     }
   }
+}
+
+// What a disk does that ends everything in the order of its arrival: the journal's block stands behind the
+// data that was started before, and comes to its end with it.
+TEST_CASE("a flush begins while the next records are written, and nothing is flushed for nobody") {
+  constexpr uint32_t kDepth = 16;
+  constexpr uint64_t kRounds = 20;
+  io::SimDevice device;
+  device.in_order = true;
+  Harness h(22, device);
+  h.format();
+  h.open();
+  Loop loop(h, kDepth, 64 * 1024, false);
+  loop.commits = true;
+  loop.run(kDepth);
+  h.settle_records();
+  const StoreMetrics before = h.store->metrics();
+  loop.ticks = false;
+  loop.run(kDepth * kRounds);
+  CHECK(loop.errors.empty());
+  const StoreMetrics after = h.store->metrics();
+  const uint64_t flushes = after.flushes - before.flushes, ahead = after.groups_ahead - before.groups_ahead;
+  CHECK(ahead >= kRounds);
+  CHECK(flushes <= 2 * kRounds);
+  // All are acknowledged. What their commits wrote can wait for company, or for the next tick.
+  for (int i = 0; i < 100; i++) h.io->run_once(0);
+  CHECK(h.store->metrics().flushes == after.flushes);
 }
 
 TEST_CASE("a device that fails at any write or flush ends all updates, and what was acknowledged stays") {
