@@ -224,6 +224,40 @@ def test_a_purge_empties_one_space(client: Client, home: str, space: Space) -> N
     assert space.put_many(keys[:3], small[:3]).leading_hits() == 3
 
 
+def test_pinned_blocks_outlive_others(client: Client, home: str) -> None:
+    """Pinned at the put, later, and where they were there already; and let go of again."""
+    with Space.create(
+        client, f"{home}/kv", block_bytes=BLOCK, replicas=1, stripe=1, quota_bytes=12 * BLOCK
+    ) as space:
+        keys = keys_of(6)
+        blocks = [payload(key, 9000) for key in keys]
+        assert statuses(space.put_many(keys[:1], blocks[:1], pin=True)) == [Status.STORED]
+        space.put_many(keys[1:3], blocks[1:3]).raise_errors()
+        assert statuses(space.pin([keys[1], keys[5]])) == [Status.HIT, Status.MISS]
+        assert statuses(space.put_many(keys[2:4], blocks[2:4], pin=True)) == [Status.HIT, Status.STORED]
+        numbers = iter(range(1_000_000))
+
+        def scan(gone: bytes) -> None:
+            """Others come and are used again, until that one, or at least one of its kind, is gone."""
+            deadline = time.monotonic() + 60
+            while space.exists_many([gone]).hits.any():
+                assert time.monotonic() < deadline
+                others = keys_of(8, f"other {next(numbers)}")
+                space.put_many(others, [bytes(BLOCK)] * 8).raise_errors()
+                space.touch(others)
+
+        space.put_many(keys[4:5], blocks[4:5]).raise_errors()
+        scan(gone=keys[4])
+        into = [bytearray(BLOCK) for _ in range(4)]
+        assert space.get_many(keys[:4], into).lengths.tolist() == [9000] * 4
+        assert [bytes(block[:9000]) for block in into] == blocks[:4]
+        assert statuses(space.unpin(keys[:1])) == [Status.HIT]
+        scan(gone=keys[0])
+        assert space.exists_many(keys[1:4]).leading_hits() == 3
+        assert statuses(space.delete(keys[1:2])) == [Status.MISS]
+        assert statuses(space.exists_many(keys[1:2])) == [Status.MISS]
+
+
 def test_the_command_line_pins_and_purges(client: Client, home: str, run: Run, tmp_path: Path) -> None:
     path = f"{home}/tenant/kv"
     create = ("kv", "create", path, "--block-size", "64KiB", "--replicas", "1", "--ttl", "1h")
