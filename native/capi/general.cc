@@ -4,10 +4,33 @@
 #include <string>
 
 #include "base/crc32c.h"
+#include "base/int8.h"
 #include "capi/error.h"
+#include "capi/options.h"
 #include "ffs/ffs.h"
 #include "net/socket.h"
 #include "net/version.h"
+
+namespace {
+
+// EINVAL says what is wrong with a shape; `bytes` becomes the number of values.
+int shape_of(const ffs_int8_shape* given, ffs::Int8Shape* shape) {
+  ffs_int8_shape s;
+  if (!ffs::capi::take_options(given, &s)) return ffs::capi::fail(EINVAL, "int8: a shape is needed");
+  if (s.dtype != FFS_FLOAT16 && s.dtype != FFS_BFLOAT16) {
+    return ffs::capi::fail(EINVAL, "int8: dtype %u: give FFS_FLOAT16 or FFS_BFLOAT16", s.dtype);
+  }
+  uint64_t values = 2;
+  for (const uint64_t factor : {s.blocks, s.outer, s.heads, s.inner}) {
+    if (factor == 0 || __builtin_mul_overflow(values, factor, &values)) {
+      return ffs::capi::fail(EINVAL, "int8: a shape of no values, or of more than there is memory");
+    }
+  }
+  *shape = {static_cast<ffs::Float16Kind>(s.dtype), s.blocks, s.outer, s.heads, s.inner};
+  return 0;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -32,6 +55,24 @@ uint32_t ffs_crc32c(uint32_t seed, const void* data, size_t length) {
 
 uint32_t ffs_copy_crc32c(void* to, const void* from, size_t length) {
   return ffs::crc32c_copy(to, from, length);
+}
+
+int ffs_int8_encode(const ffs_int8_shape* shape, const void* values, uint8_t* codes, float* ranges) {
+  ffs::Int8Shape s;
+  if (const int code = shape_of(shape, &s); code != 0) return code;
+  if (ffs::int8_encode(s, values, codes, ranges)) return 0;
+  return ffs::capi::fail(ERANGE, "int8: a value isn't finite: keep this block as it is");
+}
+
+int ffs_int8_decode(const ffs_int8_shape* shape, const uint8_t* codes, const float* ranges, void* values) {
+  ffs::Int8Shape s;
+  if (const int code = shape_of(shape, &s); code != 0) return code;
+  ffs::int8_decode(s, codes, ranges, values);
+  return 0;
+}
+
+const char* ffs_int8_backend(void) {
+  return ffs::int8_backend();
 }
 
 int ffs_set_protocol_versions(uint32_t least, uint32_t most) {

@@ -33,6 +33,20 @@ int ffs_last_error(char *out, size_t capacity);
 uint32_t ffs_crc32c(uint32_t seed, const void *data, size_t length); /* seed 0 to begin */
 /* Copies and returns the CRC32C of what was copied, in one pass. */
 uint32_t ffs_copy_crc32c(void *to, const void *from, size_t length);
+
+/* int8 codes of 16-bit floats: [blocks][outer][heads][inner] of them, one range for each head of a block
+ * (docs/kv.md, int8 values). `codes` takes as many bytes as there are values, `ranges` blocks x heads pairs
+ * (lowest, step) of float. No alignment is needed; nothing may overlap. EINVAL; ERANGE: a value isn't finite,
+ * or a head spans more than a float holds (codes are undefined then). Any thread, no locks. */
+enum { FFS_FLOAT16 = 1, FFS_BFLOAT16 = 2 };
+typedef struct {
+  uint32_t struct_size;
+  uint32_t dtype;            /* FFS_FLOAT16, FFS_BFLOAT16 */
+  uint64_t blocks, outer, heads, inner;
+} ffs_int8_shape;
+int ffs_int8_encode(const ffs_int8_shape *shape, const void *values, uint8_t *codes, float *ranges);
+int ffs_int8_decode(const ffs_int8_shape *shape, const uint8_t *codes, const float *ranges, void *values);
+const char *ffs_int8_backend(void); /* "avx512", "avx2" or "plain": what this processor gets */
 /* Boot id and network namespace in one string: equal strings can use `local`. */
 int ffs_host_id(char *out, size_t capacity);
 /* Protocol versions that this process speaks on data connections; by default its build's own. Before the
@@ -391,6 +405,8 @@ typedef struct {
   uint64_t size_bytes;       /* rounded up to pages */
   int32_t numa_node;         /* -1: any */
   int32_t fd;                /* -1: a new memfd; else a shared file to map (borrowed, duplicated) */
+  void *memory;              /* NULL, or size_bytes of the caller's memory (any alignment), which stays his and
+                                must outlive the Iov: fd -1, no flags, numa_node -1. ffs_iov_fd: -1. */
 } ffs_iov_options;
 enum { FFS_IOV_HUGEPAGES = 1 };
 
@@ -597,6 +613,59 @@ typedef struct {
  * removed at the end: what they take, how long opening takes. In a process of its own, as resident memory
  * is found by difference. Blocks for seconds. */
 int ffs_engine_bench_scale(const char *path, uint64_t chunks, ffs_engine_bench_scale_report *out);
+
+/* ---- a chunk store without a server: the local tier of a KV cache (docs/kv_tiers.md) ---------------- */
+
+typedef struct ffs_local ffs_local;
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;            /* FFS_LOCAL_... */
+  const char *path;          /* a file that is made if it isn't there, or one or a device that was one before */
+  const char *io_backend;    /* NULL or "auto", "uring", "pread" */
+  uint64_t size_bytes;       /* of a new one */
+  uint64_t max_chunks;       /* of a new one; 0: size / 256 KiB */
+} ffs_local_options;
+enum {
+  FFS_LOCAL_FRESH = 1,       /* forget what it holds */
+  FFS_LOCAL_SPARSE = 2       /* a new file takes its room as it is written */
+};
+enum { FFS_LOCAL_READ = 1, FFS_LOCAL_PUT = 2, FFS_LOCAL_REMOVE = 3, FFS_LOCAL_EXISTS = 4 };
+typedef struct {
+  uint8_t key[16];
+  uint8_t tag[16];
+  uint64_t memory;           /* address; aligned to 4096 its bytes aren't copied */
+  uint32_t op;
+  uint32_t length;           /* READ: room; PUT: bytes, 1 to 16 MiB */
+  int32_t result;            /* out: bytes (REMOVE: 0), or -errno: ENOENT no such block (or another tag), EMSGSIZE it
+                              * doesn't fit, EBADMSG damaged, ENOSPC full, EBUSY it is being put already, EIO */
+  uint32_t reserved;
+} ffs_local_entry;
+typedef struct {
+  uint8_t key[16];
+  uint8_t tag[16];
+  uint32_t length;
+  uint32_t reserved;
+} ffs_local_listed;
+typedef struct {
+  uint32_t struct_size;
+  uint32_t most_in_flight;   /* operations, so far */
+  uint64_t capacity_bytes, free_bytes, chunks, max_chunks;
+  uint64_t reads, puts, bytes_read, bytes_written, flushes, checksum_errors;
+  uint32_t poisoned;         /* its device failed: every put fails until it is opened again */
+  uint32_t uring;            /* 1: io_uring */
+} ffs_local_figures;
+
+/* Opens or makes it; a thread of its own serves it from then on. Blocking. EBUSY in use, EXDEV a cluster's device, ENOSPC
+ * too small (the line says the least size), EBADMSG damaged, ENOMEDIUM something else, EINVAL. */
+int ffs_local_open(const ffs_local_options *options, ffs_local **out);
+/* All of the entries, at most `depth` of them in flight (0: as many as it can). Blocking; any thread, several at once;
+ * reads of one go before the puts of another. A put is durable. EINVAL names the first bad entry and does none. */
+int ffs_local_run(ffs_local *local, ffs_local_entry *entries, uint32_t count, uint32_t depth);
+/* Blocks in the order of their keys, those after the key `after` (NULL: from the first). How many. Blocking. */
+int ffs_local_list(ffs_local *local, const uint8_t *after, ffs_local_listed *out, uint32_t capacity);
+int ffs_local_get_figures(ffs_local *local, ffs_local_figures *out);
+/* Writes a snapshot and frees; no call may be under way. Blocking. */
+void ffs_local_close(ffs_local *local);
 
 /* CFFI END */
 
