@@ -70,6 +70,8 @@ class Iov:
     without close, the memory goes when the last of them does.
     """
 
+    _held: Any = None  # what the memory belongs to, if it isn't ours
+
     def __init__(self, size: int, numa: int | None = None, hugepages: bool = False) -> None:
         self._open(size, -1 if numa is None else numa, hugepages, -1)
 
@@ -83,7 +85,31 @@ class Iov:
         self._open(0, -1, False, fd)
         return self
 
-    def _open(self, size: int, numa: int, hugepages: bool, fd: int) -> None:
+    @classmethod
+    def over(cls, memory: Any) -> Self:
+        """An Iov over memory of somebody else: any writable, contiguous buffer, which is held meanwhile.
+
+        For pools that an engine has made itself. Nothing is copied here, but data goes through the socket
+        even on one host, and there is no `fileno`. InvalidArgument: it is empty, or can't be written."""
+        try:
+            held = ffi.from_buffer("char[]", memory, require_writable=True)
+        except (TypeError, ValueError, BufferError) as error:
+            raise InvalidArgument(f"an Iov lies over writable, contiguous memory ({error})") from error
+        self = cls.at(int(ffi.cast("uintptr_t", held)), len(held))
+        self._held = held
+        return self
+
+    @classmethod
+    def at(cls, address: int, size: int) -> Self:
+        """As `over`, by address and bytes: the caller sees to it that the memory is there, writable, for as
+        long as this Iov. InvalidArgument: no address, or no bytes."""
+        if address <= 0 or size <= 0:
+            raise InvalidArgument(f"an Iov over {size} bytes at address {address}: give some memory")
+        self = cls.__new__(cls)
+        self._open(size, -1, False, -1, address)
+        return self
+
+    def _open(self, size: int, numa: int, hugepages: bool, fd: int, address: int = 0) -> None:
         if size < 0 or numa < -1:
             raise InvalidArgument(f"Iov: size {size}, NUMA node {numa}: neither may be negative")
         _sweep_limbo()
@@ -93,6 +119,7 @@ class Iov:
         options.size_bytes = size
         options.numa_node = numa
         options.fd = fd
+        options.memory = ffi.cast("void*", address)
         out = ffi.new("ffs_iov**")
         check(lib.ffs_iov_create(options, out))
         self._handle = _Handle(out[0])
@@ -159,9 +186,13 @@ class Iov:
         return int(ffi.cast("uintptr_t", self._handle.raw))
 
     def fileno(self) -> int:
-        """The memfd, to pass to other processes (Iov.from_fd). It stays this object's."""
+        """The memfd, to pass to other processes (Iov.from_fd). It stays this object's. InvalidArgument: it has
+        none (`over`, `at`)."""
         self._live()
-        return int(lib.ffs_iov_fd(self._handle.raw))
+        fd = int(lib.ffs_iov_fd(self._handle.raw))
+        if fd < 0:
+            raise InvalidArgument("this Iov lies over memory of somebody else: there is no descriptor of it")
+        return fd
 
     def buffer(self) -> memoryview:
         """All of it, writable bytes."""

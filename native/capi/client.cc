@@ -152,6 +152,7 @@ int ffs_iov_create(const ffs_iov_options* options, ffs_iov** out) {
   o.numa_node = given.numa_node;
   o.huge_pages = (given.flags & FFS_IOV_HUGEPAGES) != 0;
   o.fd = given.fd;
+  o.memory = given.memory;
   auto iov = Iov::create(o);
   if (!iov.ok()) return fail(iov.error(), "iov of " + std::to_string(given.size_bytes) + " bytes");
   IovRegistry::add(iov->get());

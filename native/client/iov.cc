@@ -46,7 +46,13 @@ Registry& registry() {
 Result<std::unique_ptr<Iov>> Iov::create(const IovOptions& options) {
   std::unique_ptr<Iov> iov(new Iov);
   iov->serial_ = next_serial.fetch_add(1);
-  if (options.fd >= 0) {
+  if (options.memory != nullptr) {
+    if (options.fd >= 0 || options.huge_pages || options.numa_node >= 0) {
+      return Error::of(EINVAL, "memory of the caller is as it is: no descriptor, huge pages or NUMA node");
+    }
+    if (options.size_bytes == 0) return Error::of(EINVAL, "an Iov needs at least one byte");
+    iov->mapping_ = net::Mapping::borrowed(options.memory, options.size_bytes);
+  } else if (options.fd >= 0) {
     if (options.huge_pages) return Error::of(EINVAL, "huge pages are chosen by who makes the shared file");
     FFS_TRY_STATUS(iov->adopt(options.fd));
   } else {
@@ -73,7 +79,7 @@ Result<std::unique_ptr<Iov>> Iov::create(const IovOptions& options) {
   iov->gathered_.reset(new std::atomic<bool>[extents]);
   for (uint64_t i = 0; i < extents; i++) {
     iov->regions_[i] = next_region.fetch_add(1);
-    iov->gathered_[i] = options.fd >= 0;  // whoever made it has seen to that
+    iov->gathered_[i] = options.fd >= 0 || options.memory != nullptr;  // whoever made it has seen to that
   }
   return iov;
 }

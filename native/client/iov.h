@@ -1,6 +1,7 @@
-// Iov: the shared buffer that requests read into and write from (docs/ring.md, Iov). Always shared
-// memory, so that servers of the same host move data straight to and from it, and other processes
-// can share it. Any thread; nothing blocks but create (page allocation) and take_back.
+// Iov: the buffer that requests read into and write from (docs/ring.md, Iov). Shared memory, so that
+// servers of the same host move data straight to and from it, and other processes can share it; or memory
+// that somebody else has made, whose data goes through the socket. Any thread; nothing blocks but create
+// (page allocation) and take_back.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,8 @@ struct IovOptions {
   uint64_t size_bytes = 0;  // rounded up to pages
   int numa_node = -1;       // -1: any
   bool huge_pages = false;
-  int fd = -1;  // -1: a new memfd; else a shared file to map (duplicated)
+  int fd = -1;             // -1: a new memfd; else a shared file to map (duplicated)
+  void* memory = nullptr;  // not null: size_bytes of the caller's, which must outlive the Iov
 };
 
 class Iov {

@@ -10,7 +10,7 @@
 namespace ffs::net {
 
 void Mapping::reset() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (data_ != nullptr && owned_) ::munmap(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
 }
@@ -20,6 +20,7 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
     reset();
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
+    owned_ = other.owned_;
   }
   return *this;
 }

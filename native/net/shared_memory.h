@@ -11,13 +11,20 @@
 
 namespace ffs::net {
 
-// A mapping that ends with the object.
+// A mapping that ends with the object, or memory of somebody else, which stays.
 class Mapping {
  public:
   Mapping() = default;
   Mapping(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  static Mapping borrowed(void* data, size_t bytes) {
+    Mapping mapping(data, bytes);
+    mapping.owned_ = false;
+    return mapping;
+  }
   Mapping(Mapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        owned_(other.owned_) {}
   Mapping& operator=(Mapping&& other) noexcept;
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -31,6 +38,7 @@ class Mapping {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
+  bool owned_ = true;
 };
 
 // A new memfd of `bytes`, sealed SHRINK | GROW | SEAL. Huge pages: EINVAL unless bytes is a

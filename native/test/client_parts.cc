@@ -258,6 +258,23 @@ TEST_CASE("an Iov: sealed, whole pages, extents; bad sizes are refused") {
   CHECK_FALSE(large->direct_slice(kExtentBytes - 4096, 8192));
   CHECK(large->region(0) != large->region(1));
 
+  std::vector<uint8_t> theirs(10000, 7);
+  IovOptions borrowed;
+  borrowed.memory = theirs.data() + 1;
+  CHECK(Iov::create(borrowed).error().code == EINVAL);
+  borrowed.size_bytes = 9999;
+  {
+    auto lent = std::move(*Iov::create(borrowed));
+    CHECK(lent->data() == theirs.data() + 1);
+    CHECK(lent->size() == 9999);
+    CHECK_FALSE(lent->shareable());
+    CHECK(lent->fd() == -1);
+    lent->data()[0] = 8;
+  }
+  CHECK(theirs[1] == 8);  // it stays whose it is
+  borrowed.numa_node = 0;
+  CHECK(Iov::create(borrowed).error().code == EINVAL);
+
   IovOptions shared;
   shared.fd = iov->fd();
   auto second = std::move(*Iov::create(shared));
