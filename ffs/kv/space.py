@@ -229,18 +229,7 @@ class Space:
         shorter block). What isn't a HIT may have left anything in its destination. A HIT is verified:
         checksums, of whole granules of 64 KiB on the server where a range has a part of one, and the tag.
         """
-        hashes = key_array(keys)
-        whole = offset == 0 and length is None
-        pieces = self._whole if whole else self._geometry.pieces(offset, length)
-        size = self.block_bytes if whole else sum(piece.length for piece in pieces)
-        blocks = look_at(into, len(hashes), size, writable=True)
-        chunks = self._geometry.chunk_hashes(hashes, pieces)
-        entries = self._entries(OP_READ, chunks, timeout_s)
-        entries["flags"] = SQE_COMPARE_TAG | SQE_VERIFY | SQE_TOUCH
-        if not whole:
-            entries["offset"] = np.tile([piece.offset for piece in pieces], len(hashes))
-        done = self._run(entries, cut(blocks, pieces), writing=False)
-        results = requests.of_reads(done, len(pieces), self._handle)
+        results = self._get(key_array(keys), into, offset, length, timeout_s)
         self._counters.got(results)
         return results
 
@@ -313,6 +302,26 @@ class Space:
         timeout = self._timeout(timeout_s)
         return requests.entries_for(operation, self._id, self._handle.placement, hashes, timeout)
 
+    def _get(
+        self,
+        hashes: npt.NDArray[np.uint8],
+        into: Any,
+        offset: int,
+        length: int | None,
+        timeout_s: float | None,
+    ) -> Results:
+        whole = offset == 0 and length is None
+        pieces = self._whole if whole else self._geometry.pieces(offset, length)
+        size = self.block_bytes if whole else sum(piece.length for piece in pieces)
+        blocks = look_at(into, len(hashes), size, writable=True)
+        chunks = self._geometry.chunk_hashes(hashes, pieces)
+        entries = self._entries(OP_READ, chunks, timeout_s)
+        entries["flags"] = SQE_COMPARE_TAG | SQE_VERIFY | SQE_TOUCH
+        if not whole:
+            entries["offset"] = np.tile([piece.offset for piece in pieces], len(hashes))
+        done = self._run(entries, cut(blocks, pieces), writing=False)
+        return requests.of_reads(done, len(pieces), self._handle)
+
     def _store(
         self,
         operation: int,
@@ -341,7 +350,7 @@ class Space:
             with self._ring() as kv_ring:
                 staging = kv_ring.reserve(len(some) * self.block_bytes)
                 places = Places(staging, np.arange(len(some)) * self.block_bytes)
-                found = self.get_many(some, places, timeout_s=timeout_s)
+                found = self._get(some, places, 0, None, timeout_s)
                 there = np.flatnonzero(found.hits)
                 blocks = look_at(
                     Places(staging, places.offsets[there], found.lengths[there]),
