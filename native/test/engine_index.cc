@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "engine/allocator.h"
 #include "engine/record.h"
 #include "engine/state.h"
 #include "engine_harness.h"
@@ -35,6 +36,59 @@ std::vector<uint32_t> in_order(const Index& index, const Entry& from, bool stric
 }
 
 }  // namespace
+
+// docs/operations.md, Memory: counted by what the index and the map of slots say of themselves, rooms that
+// they keep free included, at every size on the way and after long changes.
+TEST_CASE("index: a chunk takes at most 192 bytes with 16 checksums, and what its size needs with others") {
+  struct Size {
+    uint32_t granules;
+    uint8_t place_class;
+    uint64_t most_bytes;
+  };
+  for (const Size size : {Size{16, 8, 192}, Size{1, 0, 132}, Size{4, 6, 144}, Size{256, 12, 1'184}}) {
+    CAPTURE(size.granules);
+    constexpr uint32_t kChunks = 60'000, kFrom = 20'000;
+    std::mt19937_64 random(size.granules);
+    Index index(kChunks);
+    const uint32_t slab_chunks = 1u << (12 - size.place_class);
+    Allocator allocator(1 << 20, kChunks / slab_chunks + 1);
+    std::vector<Entry> there;
+    auto add = [&] {
+      const Entry key{random() % 2, random_key(random, 8)};
+      Chunk& chunk = index[index.insert(key.first, key.second)];
+      chunk.image.sums = index.sums.add(size.granules);
+      const uint64_t place = allocator.allocate(size.place_class, Allocator::Asker::update);
+      REQUIRE(place != 0);
+      chunk.image.place = place;
+      there.push_back(key);
+    };
+    // Arenas grow by pages: one of chunks, one of checksums and a part of the hash may have just begun.
+    constexpr uint64_t kPages = 1024 * sizeof(Chunk) + 65536 + 4096;
+    uint64_t most_over = 0;
+    while (there.size() < kChunks) {
+      add();
+      // The map of slots is made for the whole device at once: its share counts.
+      const uint64_t map_bytes = allocator.memory_bytes() * there.size() / kChunks;
+      const uint64_t bytes = index.memory_bytes() + map_bytes,
+                     allowed = size.most_bytes * there.size() + kPages;
+      if (there.size() >= kFrom && bytes > allowed) most_over = std::max(most_over, bytes - allowed);
+    }
+    CHECK(most_over == 0);
+    CHECK(index.memory_bytes() >= (112 + 4 * size.granules) * uint64_t{kChunks});  // it counts all of it
+    const uint64_t full = index.memory_bytes();
+    for (uint32_t step = 0; step < kChunks; step++) {
+      std::swap(there[random() % there.size()], there.back());
+      const uint32_t chunk = index.find(there.back().first, there.back().second);
+      index.sums.remove(index[chunk].image.sums, size.granules);
+      allocator.free(index[chunk].image.place, size.place_class);
+      index.erase(chunk);
+      there.pop_back();
+      add();
+    }
+    CHECK(index.memory_bytes() <= full + full / 100);  // segments of the hash may split once more
+    CHECK(index.memory_bytes() + allocator.memory_bytes() <= size.most_bytes * kChunks + kPages);
+  }
+}
 
 TEST_CASE("index: hash and order agree with a map over random changes") {
   for (uint64_t seed = 1; seed <= 3; seed++) {
