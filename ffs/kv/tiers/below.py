@@ -212,6 +212,19 @@ class Below:
         if self.where(key) is None:
             self.counts.dropped += 1
 
+    def adopt(self, key: bytes, nbytes: int) -> bool:
+        """The local store has this block from an earlier life. False: there is no room for it, so it is
+        removed."""
+        local = self.local
+        assert local is not None
+        if local.state(key) is not None:
+            return True
+        if not local.reserve(key, allocated(nbytes)):
+            self._removals.append(key)
+            return False
+        local.filled(key)
+        return True
+
     # --- stores ---------------------------------------------------------------------------------
 
     def saves(self, tier: Tier, most: int, now: float) -> list[Job]:

@@ -249,6 +249,21 @@ class TierManager:
         with self._lock:
             return self._machine.where(key)
 
+    def adopt(self) -> int:
+        """Takes over what the local store holds from an earlier life, as far as there is room (the rest is
+        removed): how many blocks. Blocking; to be called before others use the manager. InvalidArgument: its
+        store can't list."""
+        list_keys = getattr(self._stores.get(Tier.LOCAL), "blocks", None)
+        if list_keys is None:
+            raise InvalidArgument("there is no local store that lists its blocks")
+        taken = 0
+        for key, nbytes in list_keys():
+            with self._lock:
+                taken += self._machine.adopt(key, nbytes)
+        with self._lock:
+            self._wake()
+        return taken
+
     # --- load or recompute ----------------------------------------------------------------------
 
     def decide(self, keys: Sequence[bytes], tokens: int) -> Decision:
