@@ -57,6 +57,8 @@ def look_at(blocks: object, count: int, block_bytes: int, *, writable: bool) -> 
     An Iov or IovSlice holds them one after the other, `block_bytes` apart; Places say where in an Iov; a
     sequence holds one slice or buffer a block. InvalidArgument or TypeError says what doesn't fit.
     """
+    if isinstance(blocks, SharedBlocks):
+        return _given(blocks, count, block_bytes, writable)
     if isinstance(blocks, Places):
         return _placed(blocks, count, block_bytes, writable)
     if isinstance(blocks, Iov):
@@ -73,6 +75,21 @@ def look_at(blocks: object, count: int, block_bytes: int, *, writable: bool) -> 
     if blocks and all(isinstance(block, IovSlice) for block in blocks):
         return _shared(blocks, block_bytes, writable)
     return _private(blocks, block_bytes, writable)
+
+
+def _given(blocks: SharedBlocks, count: int, block_bytes: int, writable: bool) -> SharedBlocks:
+    """Of who knows the Iovs already (ffs.kv.serving); bounds of the Iovs are native's to check."""
+    if len(blocks.lengths) != count:
+        raise InvalidArgument(f"{count} keys and {len(blocks.lengths)} blocks: give one for each key")
+    wrong = (
+        (blocks.lengths < block_bytes) if writable else (blocks.lengths < 1) | (blocks.lengths > block_bytes)
+    )
+    if wrong.any():
+        position = int(np.flatnonzero(wrong)[0])
+        _check_length(position, int(blocks.lengths[position]), block_bytes, writable)
+    if not writable or (blocks.lengths == block_bytes).all():
+        return blocks
+    return SharedBlocks(blocks.handles, blocks.offsets, np.minimum(blocks.lengths, block_bytes), blocks.keep)
 
 
 def _consecutive(whole: IovSlice, count: int, block_bytes: int) -> SharedBlocks:
