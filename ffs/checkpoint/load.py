@@ -1,24 +1,31 @@
-"""`load`: a checkpoint back into tensors, every one verified against its hash
-(docs/guides/checkpoint.md).
+"""`load`: a checkpoint back into tensors, every stored part that is read whole verified against its hash
+(docs/guides/checkpoint.md, Loading).
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import blake3
 import numpy as np
+from msgspec.structs import replace
 
 from ffs import Iov
 from ffs.checkpoint import manifest as manifests
-from ffs.checkpoint import stream
-from ffs.checkpoint.manifest import Manifest, Shard, Tensor
-from ffs.checkpoint.spans import Piece, pieces_of
-from ffs.checkpoint.tensors import Destination, Framework, as_tensor, check_framework
+from ffs.checkpoint import state as states
+from ffs.checkpoint.dtypes import DTYPE_BYTES
+from ffs.checkpoint.fetch import Want, fetch, merged
+from ffs.checkpoint.manifest import Manifest, Part
+from ffs.checkpoint.plan import Box, meets
+from ffs.checkpoint.reads import Range, place_in, ranges, scatter
+from ffs.checkpoint.tensors import Bytes, Destination, Framework, as_tensor, check_framework
 from ffs.errors import ChecksumMismatch, Damaged, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from ffs.client.file import File
 
 _PAGE = 4096
+_ARENA_BYTES = 1 << 30
 
 
 def read_manifest(client: Client, path: str) -> Manifest:
@@ -39,137 +47,232 @@ def read_manifest(client: Client, path: str) -> Manifest:
     return manifests.decode(data, where)
 
 
+@contextlib.contextmanager
+def held(client: Client, path: str) -> Iterator[Manifest]:
+    """The manifest, while a lock keeps the checkpoint from being removed by retention (FAULTS C8, C19)."""
+    where = posixpath.join(path, manifests.FILE_NAME)
+    while True:
+        try:
+            file = client.open(where, "rb", buffering=0)
+        except FileNotFoundError as error:
+            raise NotFound("no checkpoint: it has no manifest.json", path) from error
+        with file:
+            file.flock(fcntl.LOCK_SH)
+            try:
+                present = client.stat(where).st_ino == file.inode
+            except NotFound:
+                present = False
+            if present:  # else it was being removed just now
+                yield manifests.decode(file.readall(), where)
+                return
+
+
 def load(
     client: Client,
     path: str,
-    into: Mapping[str, Any] | None = None,
+    into: Any = None,
     *,
     framework: Framework | None = None,
     strict: bool = True,
-) -> dict[str, Any]:
-    """Loads the checkpoint at `path`; returns tensors by name, in the manifest's order. Blocking.
+) -> Any:
+    """Loads the checkpoint at `path`; returns the state, in the manifest's order. Blocking.
 
-    Without `into` the tensors are new. They share one block of memory a shard, which lives as long as
-    any of them; ties are restored, so tied names give the same object. `framework`: "torch" or
-    "numpy"; None: what each tensor was saved from.
+    Without `into` the tensors are new and whole, whatever ranks saved them. They share blocks of memory of
+    up to a GiB, each of which lives as long as any tensor in it; ties are restored, so tied names give the
+    same object. `framework`: "torch" or "numpy"; None: what each tensor was saved from.
 
-    With `into` (a state dict) the bytes go into its tensors, whatever their strides and device, and it
-    is what is returned. Its names must be those of the checkpoint; strict=False allows names of the
-    checkpoint to be absent from `into`: they aren't read.
+    With `into` (a state) the bytes go into its tensors, whatever their strides, device and distribution
+    (a DTensor takes its own piece), plain values are replaced, and objects get `load_state_dict`. Its
+    names must be those of the checkpoint; strict=False allows names of the checkpoint to be absent from
+    `into`: they aren't read. Returns `into`.
 
     Raises NotFound; Damaged, VersionMismatch (the manifest); InvalidArgument, TypeError (a destination
     that can't take a tensor: said by name, before anything is read); ChecksumMismatch names the tensor
     whose bytes aren't those that were saved: then `into` holds anything.
     """
-    manifest = read_manifest(client, path)
+    with held(client, path) as manifest:
+        return load_held(client, path, shared_part(manifest), into, framework=framework, strict=strict)
+
+
+def load_held(
+    client: Client,
+    path: str,
+    manifest: Manifest,
+    into: Any = None,
+    *,
+    framework: Framework | None = None,
+    strict: bool = True,
+) -> Any:
+    """As `load`, of what `manifest` names, which the caller holds (`held`)."""
     if into is None:
         return _load_new(client, path, manifest, framework)
     _load_into(client, path, manifest, into, strict)
-    return dict(into)
+    return into
 
 
-def _load_new(client: Client, path: str, manifest: Manifest, framework: Framework | None) -> dict[str, Any]:
-    chosen: dict[str, Framework] = {
-        name: framework or entry.framework for name, entry in manifest.tensors.items()
-    }
-    for name, entry in manifest.tensors.items():
-        check_framework(entry.spec(name), chosen[name])
-    found: dict[str, Any] = {}
-    for number in range(len(manifest.shards)):
-        named = _tensors_of(manifest, number)
-        for (name, entry), memory in zip(
-            named, _read_new(client, path, manifest, named, number), strict=True
-        ):
-            found[name] = as_tensor(entry.spec(name), memory, chosen[name])
-    result = {name: found[name] for name in manifest.tensors}
-    result.update({alias: found[kept] for alias, kept in manifest.tied.items()})
-    return result
+def shared_part(manifest: Manifest) -> Manifest:
+    """What isn't of one rank alone."""
+    return replace(
+        manifest,
+        tensors={name: entry for name, entry in manifest.tensors.items() if not states.is_own(name)},
+        tied={alias: kept for alias, kept in manifest.tied.items() if not states.is_own(alias)},
+        tree=states.shared_tree(manifest.tree),
+    )
 
 
-def _tensors_of(manifest: Manifest, shard: int) -> list[tuple[str, Tensor]]:
-    """Those of one shard in file order."""
-    mine = [(name, entry) for name, entry in manifest.tensors.items() if entry.shard == shard]
-    return sorted(mine, key=lambda item: (item[1].offset, item[1].bytes))
-
-
-def _read_new(
-    client: Client, path: str, manifest: Manifest, named: Sequence[tuple[str, Tensor]], number: int
-) -> list[memoryview]:
-    """The bytes of each tensor of a shard, in one new block of shared memory."""
-    base = min((entry.offset for _, entry in named if entry.bytes), default=0) // _PAGE * _PAGE
-    end = max((entry.offset + entry.bytes for _, entry in named if entry.bytes), default=0)
-    if end == base:
-        return [memoryview(b"") for _ in named]
-    iov = Iov(end - base)
-    whole = iov.buffer()
-    parts = [whole[entry.offset - base :][: entry.bytes] for _, entry in named]
-    file_name = posixpath.join(path, manifest.shards[number].file)
-    with client.open(file_name, "rb", buffering=0) as file, _Verifier(file_name) as verifier:
-        pieces = _pieces(file, manifest.shards[number], named)
-        left = [entry.bytes for _, entry in named]
-
-        def done(index: int) -> None:
-            for part in pieces[index].parts:
-                left[part.index] -= part.end - part.begin
-                if not left[part.index]:
-                    verifier.add(*named[part.index], parts[part.index])
-
-        stream.read_into(client, file, [(p.offset, p.length) for p in pieces], iov, base, done)
-    return parts
-
-
-def _pieces(file: File, shard: Shard, named: Sequence[tuple[str, Tensor]]) -> list[Piece]:
-    if file.size != shard.bytes:
-        raise Damaged(
-            f"has {file.size} bytes, the manifest says {shard.bytes}: load another checkpoint", file.name
+def own_part(manifest: Manifest, rank: int, path: str) -> Manifest:
+    """What only that rank has, without its prefix. NotFound: it has nothing there."""
+    tree = states.own_tree(manifest.tree, rank)
+    if tree is None:
+        raise NotFound(
+            f"the checkpoint has nothing of rank {rank} alone (it was saved by {manifest.ranks} ranks)", path
         )
-    items = [(entry.offset, entry.offset + entry.bytes) for _, entry in named]
-    for (name, _), before, item in zip(named[1:], items, items[1:], strict=False):
-        if item[0] < before[1]:
-            raise Damaged(f"the manifest places {name!r} over another tensor", file.name)
-    return pieces_of(items, stream.piece_bytes(file))
+    prefix = states.own_name(rank) + "."
+    tensors = {n: entry for n, entry in manifest.tensors.items() if n.startswith(prefix)}
+    return replace(
+        manifest,
+        tensors={name.removeprefix(prefix): entry for name, entry in tensors.items()},
+        tied={
+            alias.removeprefix(prefix): kept.removeprefix(prefix)
+            for alias, kept in manifest.tied.items()
+            if alias.startswith(prefix)
+        },
+        tree=states.without_prefix(tree, prefix),
+    )
+
+
+@dataclass(slots=True)
+class _Goal:
+    """Where a tensor, or a piece of it, goes: `buffer` are its bytes in C order; `iov` and `at` say where
+    they lie if that is an Iov."""
+
+    name: str
+    box: Box
+    buffer: Bytes
+    iov: Iov | None = None
+    at: int = 0
+
+
+def _load_new(client: Client, path: str, manifest: Manifest, framework: Framework | None) -> Any:
+    for name, entry in manifest.tensors.items():
+        check_framework(entry.spec(name), framework or entry.framework)
+    found = _new_tensors(client, path, manifest, list(manifest.tensors), framework)
+    found.update({alias: found[kept] for alias, kept in manifest.tied.items()})
+    return states.unflatten(manifest.tree, found, path)
+
+
+def _new_tensors(
+    client: Client, path: str, manifest: Manifest, names: Sequence[str], framework: Framework | None
+) -> dict[str, Any]:
+    goals = []
+    found = {}
+    for name, iov, at in _arenas([(name, manifest.tensors[name].bytes) for name in names]):
+        entry = manifest.tensors[name]
+        memory = iov.buffer()[at : at + entry.bytes] if iov is not None else memoryview(b"")
+        buffer = np.frombuffer(memory, np.uint8) if entry.bytes else np.zeros(0, np.uint8)
+        goals.append(_Goal(name, ((0,) * len(entry.shape), entry.shape), buffer, iov, at))
+        found[name] = as_tensor(entry.spec(name), memory, framework or entry.framework)
+    _read(client, path, manifest, goals)
+    return {name: found[name] for name in names}
+
+
+def _arenas(sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Iov | None, int]]:
+    """A place for each tensor: a page's start for those of a page or more, 64 bytes for smaller ones."""
+    groups: list[list[tuple[str, int, int]]] = [[]]
+    end = 0
+    for name, nbytes in sizes:
+        step = _PAGE if nbytes >= _PAGE else 64
+        at = -(-end // step) * step
+        if groups[-1] and at + nbytes > _ARENA_BYTES:
+            groups.append([])
+            at = 0
+        groups[-1].append((name, nbytes, at))
+        end = at + nbytes
+    for group in groups:
+        total = max((at + nbytes for _, nbytes, at in group), default=0)
+        iov = Iov(total) if total else None
+        for name, nbytes, at in group:
+            yield name, iov if nbytes else None, at
 
 
 # --- into tensors that are there ------------------------------------------------------------------
 
 
-def _load_into(client: Client, path: str, manifest: Manifest, into: Mapping[str, Any], strict: bool) -> None:
-    goals = _destinations(path, manifest, into, strict)
-    for number in range(len(manifest.shards)):
-        named = [
-            (name, entry) for name, entry in _tensors_of(manifest, number) if name in goals and entry.bytes
-        ]
-        if named:
-            _read_shard_into(
-                client, posixpath.join(path, manifest.shards[number].file), manifest, number, named, goals
-            )
+def _load_into(client: Client, path: str, manifest: Manifest, into: Any, strict: bool) -> None:
+    flat = states.flatten(into)
+    known = {*manifest.tensors, *manifest.tied}
+    # An optimizer has no state before its first step: what it lacks is made, and given to load_state_dict;
+    # what stands where `into` has a plain value is made, too.
+    lacking = sorted(known - set(flat.tensors))
+    fresh = [name for name in lacking if _under(name, into)] if strict or flat.tree else []
+    _check_names(path, known, flat.tensors, [] if not strict else [n for n in lacking if n not in fresh])
+    goals: dict[str, list[Destination]] = {}
+    seen: dict[str, set[int]] = {}
+    for name, tensor in flat.tensors.items():
+        kept = manifest.tied.get(name, name)
+        if id(tensor) in seen.setdefault(kept, set()):
+            continue
+        seen[kept].add(id(tensor))
+        goals.setdefault(kept, []).append(Destination(manifest.tensors[kept].spec(name), tensor))
+    first = [
+        _Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].buffer)
+        for name, destinations in goals.items()
+    ]
+    _read(client, path, manifest, first)
     for destinations in goals.values():
+        for other in destinations[1:]:
+            _copy_between(destinations[0], other)
         for destination in destinations:
             destination.finish()
+    found = dict(flat.tensors)
+    kept_fresh = list(dict.fromkeys(manifest.tied.get(name, name) for name in fresh))
+    made = _new_tensors(client, path, manifest, kept_fresh, None) if kept_fresh else {}
+    found.update({name: made[manifest.tied.get(name, name)] for name in fresh})
+    if manifest.tree is not None:
+        states.put_back(into, manifest.tree, _Absent(found), path)
 
 
-def _destinations(
-    path: str, manifest: Manifest, into: Mapping[str, Any], strict: bool
-) -> dict[str, list[Destination]]:
-    """Where each stored tensor goes: to its own name and to those that are tied to it."""
-    known = {*manifest.tensors, *manifest.tied}
-    unknown = sorted(name for name in into if name not in known)
-    absent = sorted(known - set(into)) if strict else []
+class _Absent(dict[str, Any]):
+    """Tensors that `strict=False` left out: a tree may still name them."""
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"{name} isn't loaded (strict=False leaves it out, and an object needs it)")
+
+
+def _copy_between(one: Destination, other: Destination) -> None:
+    if (one.begin, one.extent) != (other.begin, other.extent):
+        raise InvalidArgument(
+            f"{other.spec.name!r} is tied to another tensor, but distributed in another way: untie it"
+        )
+    other.buffer[:] = one.buffer
+
+
+def _under(name: str, into: Any) -> bool:
+    """Whether a name stands under an object that loads its own state, or where a plain value is replaced."""
+    here = into
+    rest = name
+    while True:
+        if states.is_stateful(here):
+            return True
+        if not isinstance(here, Mapping):
+            return not states.is_tensor(here)
+        # Keys may have dots: the longest one that fits.
+        fitting = [k for k in map(str, here) if rest == k or rest.startswith(k + ".")]
+        if not fitting:
+            return False
+        key = max(fitting, key=len)
+        here = next(v for k, v in here.items() if str(k) == key)
+        rest = rest[len(key) + 1 :]
+
+
+def _check_names(path: str, known: set[str], names: Mapping[str, Any], absent: Sequence[str]) -> None:
+    unknown = sorted(name for name in names if name not in known)
     if unknown or absent:
         words = [f"lacks {_some(unknown)}"] if unknown else []
         words += (
             [f"has {_some(absent)} too, which `into` lacks (strict=False leaves them out)"] if absent else []
         )
         raise InvalidArgument("the checkpoint " + " and ".join(words), path)
-    goals: dict[str, list[Destination]] = {}
-    seen: dict[str, set[int]] = {}
-    for name, tensor in into.items():
-        kept = manifest.tied.get(name, name)
-        if id(tensor) in seen.setdefault(kept, set()):
-            continue
-        seen[kept].add(id(tensor))
-        goals.setdefault(kept, []).append(Destination(manifest.tensors[kept].spec(name), tensor))
-    return goals
 
 
 def _some(names: Sequence[str]) -> str:
@@ -177,49 +280,78 @@ def _some(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _read_shard_into(
-    client: Client,
-    file_name: str,
-    manifest: Manifest,
-    number: int,
-    named: Sequence[tuple[str, Tensor]],
-    goals: Mapping[str, Sequence[Destination]],
-) -> None:
-    with client.open(file_name, "rb", buffering=0) as file, _Verifier(file_name) as verifier:
-        pieces = _pieces(file, manifest.shards[number], named)
-        left = [entry.bytes for _, entry in named]
+# --- reading --------------------------------------------------------------------------------------
 
-        def take(index: int, memory: memoryview) -> None:
-            data = np.frombuffer(memory, dtype=np.uint8)
-            for part in pieces[index].parts:
-                name, entry = named[part.index]
-                piece = data[part.at : part.at + part.end - part.begin]
-                for destination in goals[name]:
-                    destination.buffer[part.begin : part.end] = piece
-                left[part.index] -= part.end - part.begin
-                if not left[part.index]:
-                    verifier.add(name, entry, goals[name][0].buffer)
 
-        stream.read_through(client, file, [(p.offset, p.length) for p in pieces], take)
+def _read(client: Client, path: str, manifest: Manifest, goals: Sequence[_Goal]) -> None:
+    sizes = {posixpath.join(path, shard.file): shard.bytes for shard in manifest.shards}
+
+    def opened(file: File, where: str) -> None:
+        if file.size != sizes[where]:
+            raise Damaged(
+                f"has {file.size} bytes, the manifest says {sizes[where]}: load another checkpoint", where
+            )
+
+    with _Verifier() as verifier:
+        wants = [want for goal in goals for want in _wants(path, manifest, goal, verifier)]
+        wants.sort(key=lambda want: (want.path, want.offset))
+        fetch(client, merged(wants), opened)
+
+
+def _wants(path: str, manifest: Manifest, goal: _Goal, verifier: _Verifier) -> Iterator[Want]:
+    entry = manifest.tensors[goal.name]
+    item = DTYPE_BYTES[entry.dtype]
+    for part in entry.parts:
+        box = entry.box_of(part)
+        shared = meets(box, goal.box)
+        if shared is None:
+            continue
+        where = posixpath.join(path, manifest.shards[part.shard].file)
+        for wanted in ranges(box, goal.box, shared, item):
+            yield _want(where, part, wanted, goal, verifier)
+
+
+def _want(where: str, part: Part, wanted: Range, goal: _Goal, verifier: _Verifier) -> Want:
+    whole = wanted.length == part.bytes
+    offset = part.offset + wanted.offset
+    run = place_in(goal.box[1], wanted)
+    if run is None:
+
+        def put(memory: Bytes | None) -> None:
+            assert memory is not None
+            if whole:
+                verifier.check(where, goal.name, part.hash, memory)
+            scatter(memory, wanted, goal.buffer, goal.box[1])
+
+        return Want(where, offset, wanted.length, done=put)
+    begin, nbytes = run
+    target = goal.buffer[begin : begin + nbytes]
+
+    def came(memory: Bytes | None) -> None:
+        if whole:
+            verifier.add(where, goal.name, part.hash, target)
+
+    if goal.iov is not None:
+        return Want(where, offset, nbytes, goal.iov, goal.at + begin, target, came)
+    return Want(where, offset, nbytes, into=target, done=came)
 
 
 class _Verifier:
-    """Hashes tensors in a thread while others are still on their way."""
+    """Hashes parts in a thread while others are still on their way."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ffs-verify")
         self._waiting: list[Future[None]] = []
 
-    def add(self, name: str, entry: Tensor, data: Any) -> None:
-        self._waiting.append(self._pool.submit(self._check, name, entry, data))
+    def add(self, path: str, name: str, wanted: str, data: Bytes) -> None:
+        self._waiting.append(self._pool.submit(self.check, path, name, wanted, data))
 
-    def _check(self, name: str, entry: Tensor, data: Any) -> None:
+    def check(self, path: str, name: str, wanted: str, data: Bytes) -> None:
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        hasher.update(data)
-        if hasher.hexdigest() != entry.hash:
+        hasher.update(data.data)
+        if hasher.hexdigest() != wanted:
             raise ChecksumMismatch(
-                f"the bytes of {name!r} aren't those that were saved: load another checkpoint", self._path
+                f"the bytes of {name!r} aren't those that were saved: load another checkpoint", path
             )
 
     def __enter__(self) -> _Verifier:

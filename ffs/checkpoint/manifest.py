@@ -4,11 +4,13 @@ Format). Plain JSON; read strictly, since it may come from anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from ffs.checkpoint.dtypes import DTYPE_BYTES
+from ffs.checkpoint.plan import Box, meets, volume
 from ffs.checkpoint.shard import TensorSpec
 from ffs.errors import Damaged, VersionMismatch
 
@@ -19,34 +21,58 @@ HASH = "blake3"
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One safetensors file of the checkpoint. `bytes` is its whole length."""
+    """One safetensors file of the checkpoint. `bytes` is its whole length. `linked`: it is the file of an
+    earlier checkpoint under a further name."""
 
     file: str
     bytes: int
+    linked: bool = False
 
 
-class Tensor(msgspec.Struct, frozen=True):
-    """One tensor. `offset` is in bytes from the start of the file `shards[shard]`; `hash` is the
-    BLAKE3 of its bytes as 64 hex digits; `framework` is where it came from ("torch", "numpy")."""
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A box of a tensor. `offset` is in bytes from the start of the file `shards[shard]`; `hash` is the
+    BLAKE3 of its bytes as 64 hex digits. `begin` and `extent`, in elements along each dimension, are absent
+    where the part is the whole tensor."""
 
     shard: int
-    dtype: str
-    shape: tuple[int, ...]
     offset: int
     bytes: int
     hash: str
+    begin: tuple[int, ...] | None = None
+    extent: tuple[int, ...] | None = None
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor, its whole shape, and where its parts are; `framework` is where it came from."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
     framework: Literal["torch", "numpy"] = "torch"
 
     def spec(self, name: str) -> TensorSpec:
         return TensorSpec(name, self.dtype, self.shape)
 
+    def box_of(self, part: Part) -> Box:
+        if part.begin is None or part.extent is None:
+            return (0,) * len(self.shape), self.shape
+        return part.begin, part.extent
+
+    @property
+    def bytes(self) -> int:
+        return volume(self.shape) * DTYPE_BYTES[self.dtype]
+
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A whole checkpoint. `tied` maps each further name of a tensor to the one that is stored."""
+    """A whole checkpoint. `tied` maps each further name of a tensor to the one that is stored. `tree` is the
+    state's structure and plain values (ffs.checkpoint.state); None: a flat dict of tensors."""
 
     shards: tuple[Shard, ...]
     tensors: dict[str, Tensor]
     tied: dict[str, str] = {}
+    tree: Any = None
+    step: int | None = None
+    ranks: int = 1
     format: str = FORMAT
     version: int = VERSION
     hash: str = HASH
@@ -79,11 +105,13 @@ def decode(data: bytes, where: str) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
         raise Damaged(f"{where}: not a manifest: {error}") from error
-    _check(manifest, where)
+    check(manifest, where)
     return manifest
 
 
-def _check(manifest: Manifest, where: str) -> None:
+def check(manifest: Manifest, where: str) -> None:
+    """Raises Damaged, saying what contradicts what."""
+
     def need(condition: bool, *what: Any) -> None:
         if not condition:
             raise Damaged(f"{where}: damaged: " + " ".join(str(word) for word in what))
@@ -94,17 +122,51 @@ def _check(manifest: Manifest, where: str) -> None:
         need(plain, "shard file", repr(shard.file), "isn't a plain name")
         need(shard.bytes >= 0, "shard", repr(shard.file), "has a negative length")
     for name, tensor in manifest.tensors.items():
-        need(0 <= tensor.shard < len(manifest.shards), repr(name), "names a shard that isn't there")
         need(tensor.dtype in DTYPE_BYTES, repr(name), "has the unknown element type", tensor.dtype)
         need(all(extent >= 0 for extent in tensor.shape), repr(name), "has a negative extent")
-        need(tensor.spec(name).nbytes == tensor.bytes, repr(name), "has a length that contradicts its shape")
-        end = tensor.offset + tensor.bytes
-        need(
-            tensor.offset >= 0 and end <= manifest.shards[tensor.shard].bytes,
-            repr(name),
-            "lies outside its shard",
-        )
-        need(len(tensor.hash) == 64, repr(name), "has no BLAKE3")
+        for part in tensor.parts:
+            _check_part(manifest, name, tensor, part, need)
+        wrong = covers(tensor.shape, [tensor.box_of(part) for part in tensor.parts])
+        need(not wrong, repr(name), wrong)
     for alias, kept in manifest.tied.items():
         need(kept in manifest.tensors, repr(alias), "is tied to", repr(kept), "which isn't there")
         need(alias not in manifest.tensors, repr(alias), "is both stored and tied")
+
+
+def _check_part(manifest: Manifest, name: str, tensor: Tensor, part: Part, need: Any) -> None:
+    need(0 <= part.shard < len(manifest.shards), repr(name), "names a shard that isn't there")
+    need((part.begin is None) == (part.extent is None), repr(name), "has half a box")
+    begin, extent = tensor.box_of(part)
+    dimensions = len(begin) == len(extent) == len(tensor.shape)
+    need(dimensions, repr(name), "has a part of another number of dimensions")
+    inside = all(
+        b >= 0 and e >= 0 and b + e <= s for b, e, s in zip(begin, extent, tensor.shape, strict=True)
+    )
+    need(inside, repr(name), "has a part beyond its shape")
+    need(
+        volume(extent) * DTYPE_BYTES[tensor.dtype] == part.bytes,
+        repr(name),
+        "has a length that contradicts its shape",
+    )
+    end = part.offset + part.bytes
+    need(part.offset >= 0 and end <= manifest.shards[part.shard].bytes, repr(name), "lies outside its shard")
+    need(len(part.hash) == 64, repr(name), "has no BLAKE3")
+
+
+def covers(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """What is wrong with these boxes, inside of the shape, as parts of a tensor; "" if each element is in
+    exactly one."""
+    if sum(volume(extent) for _, extent in boxes) != volume(shape):
+        return "lacks some of its elements" if boxes else "has no parts"
+    if not boxes:
+        return "has no parts"
+    if len(boxes) > 1 and shape:
+        # Sorted along the first dimension, only those that begin before another ends can overlap it.
+        ordered = sorted(boxes)
+        for at, box in enumerate(ordered):
+            for other in ordered[at + 1 :]:
+                if other[0][0] >= box[0][0] + box[1][0]:
+                    break
+                if meets(box, other) is not None:
+                    return "has parts that overlap"
+    return ""

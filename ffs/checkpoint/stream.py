@@ -6,20 +6,17 @@ a function returns or raises, and the first failure of any piece is raised (FAUL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ffs import Iov
 from ffs.client.ior import Ior
-from ffs.errors import ProtocolError
+from ffs.errors import FfsError, ProtocolError
 
 if TYPE_CHECKING:
-    from ffs.client.client import Client
     from ffs.client.file import File
 
-STAGING_BYTES = 64 << 20
 MAX_PIECE_BYTES = 4 << 20
-_PAGE = 4096
 
 Range = tuple[int, int]
 """(offset in the file, length)"""
@@ -31,96 +28,26 @@ def piece_bytes(file: File) -> int:
     return chunk if file.writable() else min(chunk, MAX_PIECE_BYTES)
 
 
-def write_through(
-    client: Client, file: File, ranges: Sequence[Range], fill: Callable[[int, memoryview], None]
-) -> None:
-    """Writes the ranges; `fill(i, memory)` puts range i's bytes into the memory that is sent."""
-    _staged(client, file, "write", ranges, fill, _nothing)
-
-
-def read_through(
-    client: Client, file: File, ranges: Sequence[Range], take: Callable[[int, memoryview], None]
-) -> None:
-    """Reads the ranges; `take(i, memory)` gets range i's bytes, in order of completion. The memory is
-    used again when it returns."""
-    _staged(client, file, "read", ranges, _nothing, take)
-
-
-def read_into(
-    client: Client, file: File, ranges: Sequence[Range], iov: Iov, base: int, done: Callable[[int], None]
-) -> None:
-    """Reads the ranges straight into `iov`, where byte `base` of the file lies at its start.
-    `done(i)` is told of each, in order of completion."""
-    entries = _power_of_two(len(ranges), 256)
-    with Ior(client, entries, kind="read") as ring:
-        sent = finished = 0
-        while finished < len(ranges):
-            while sent < len(ranges) and sent - finished < entries:
-                offset, length = ranges[sent]
-                ring.prepare(file, offset, iov[offset - base : offset - base + length], sent)
-                sent += 1
-            for index, moved in _completions(ring):
-                _check(file, ranges[index], moved)
-                done(index)
-                finished += 1
-
-
-def _staged(
-    client: Client,
-    file: File,
-    kind: str,
-    ranges: Sequence[Range],
-    before: Callable[[int, memoryview], None],
-    after: Callable[[int, memoryview], None],
-) -> None:
-    if not ranges:
-        return
-    stride = -(-max(length for _, length in ranges) // _PAGE) * _PAGE
-    places = max(2, min(len(ranges), STAGING_BYTES // stride))
-    iov = Iov(places * stride)  # goes with the last view of it
-    with Ior(client, _power_of_two(places, 256), kind=kind) as ring:
-        _run_staged(ring, file, ranges, iov, stride, places, before, after)
-
-
-def _run_staged(
-    ring: Ior,
-    file: File,
-    ranges: Sequence[Range],
-    iov: Iov,
-    stride: int,
-    places: int,
-    before: Callable[[int, memoryview], None],
-    after: Callable[[int, memoryview], None],
-) -> None:
-    memory = iov.buffer()
-    free = list(range(places))
-    place_of: dict[int, int] = {}
+def write_from(ring: Ior, file: File, ranges: Sequence[Range], iov: Iov, base: int) -> None:
+    """Writes the ranges from `iov`, where byte 0 of the file lies at `base`. After a failure it waits for
+    what is in flight, so that the memory and the ring may be used again."""
     sent = finished = 0
-    while finished < len(ranges):
-        while free and sent < len(ranges):
-            place = place_of[sent] = free.pop()
+    failure: BaseException | None = None
+    while finished < (len(ranges) if failure is None else sent):
+        while failure is None and sent < len(ranges) and sent - finished < ring.entries:
             offset, length = ranges[sent]
-            begin = place * stride
-            before(sent, memory[begin : begin + length])
-            ring.prepare(file, offset, iov[begin : begin + length], sent)
-            ring.submit()
+            ring.prepare(file, offset, iov[base + offset : base + offset + length], sent)
             sent += 1
-        for index, moved in _completions(ring):
-            _check(file, ranges[index], moved)
-            place = place_of.pop(index)
-            after(index, memory[place * stride : place * stride + ranges[index][1]])
-            free.append(place)
+        for completion in ring.wait(1):
             finished += 1
-
-
-def _completions(ring: Ior) -> list[tuple[int, int]]:
-    """At least one: (number, bytes moved). Raises the failure of a request."""
-    out = []
-    for completion in ring.wait(1):
-        if completion.error is not None:
-            raise completion.error
-        out.append((completion.userdata, completion.result))
-    return out
+            try:
+                if completion.error is not None:
+                    raise completion.error
+                _check(file, ranges[completion.userdata], completion.result)
+            except FfsError as error:
+                failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _check(file: File, wanted: Range, moved: int) -> None:

@@ -22,12 +22,19 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor to be saved. `identity` is equal for two that are the same view of the same memory."""
+    """One tensor to be saved, or the piece of it that this rank holds. `identity` is equal for two that are
+    the same view of the same memory. `shape`: of the whole tensor, where `spec` has the piece's, which begins
+    at `begin`. `copies`: how many ranks hold the same piece, `copy`: which of them this is (0, 0: not said,
+    a plain tensor)."""
 
     spec: TensorSpec
     framework: Framework
     identity: Hashable
     tensor: Any
+    shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    copy: int = 0
+    copies: int = 0
 
     def flat(self) -> Bytes:
         """The tensor's own bytes in C order: a view where its memory is that already, else a copy of
@@ -68,13 +75,17 @@ def _describe_numpy(name: str, array: npt.NDArray[Any]) -> Source:
     if array.size:
         pointer = array.__array_interface__["data"][0]
         identity = ("numpy", pointer, array.shape, array.strides, array.dtype.str)
-    return Source(TensorSpec(name, dtype, tuple(array.shape)), "numpy", identity, array)
+    shape = tuple(array.shape)
+    return Source(TensorSpec(name, dtype, shape), "numpy", identity, array, shape, (0,) * len(shape))
 
 
 def _describe_torch(name: str, tensor: Any) -> Source:
     torch = sys.modules["torch"]
     tensor = tensor.detach()
-    if tensor.layout is not torch.strided or type(tensor).__name__ == "DTensor":
+    placed = placement_of(tensor)
+    if placed is not None:
+        tensor = tensor.to_local().detach()
+    if tensor.layout is not torch.strided:
         raise InvalidArgument(
             f"{name!r} isn't a plain dense tensor ({type(tensor).__name__}, {tensor.layout}): "
             "save its dense or local parts"
@@ -99,7 +110,41 @@ def _describe_torch(name: str, tensor: Any) -> Source:
             tensor.is_conj(),
             tensor.is_neg(),
         )
-    return Source(TensorSpec(name, dtype, tuple(tensor.shape)), "torch", identity, tensor)
+    local = tuple(tensor.shape)
+    spec = TensorSpec(name, dtype, local)
+    if placed is None:
+        return Source(spec, "torch", identity, tensor, local, (0,) * len(local))
+    return Source(spec, "torch", identity, tensor, placed.shape, placed.begin, placed.copy, placed.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the local piece of a distributed tensor lies in the whole; `copy` of `copies` ranks have it."""
+
+    shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    copy: int
+    copies: int
+
+
+def placement_of(tensor: Any) -> Placement | None:
+    """Of a DTensor; None: a tensor that isn't distributed. InvalidArgument: sums that aren't reduced yet."""
+    if type(tensor).__name__ != "DTensor":
+        return None
+    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if any(isinstance(placement, Partial) for placement in placements):
+        raise InvalidArgument(f"a DTensor of {placements} isn't reduced yet: redistribute it first")
+    _, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    copy, copies = 0, 1
+    coordinate = mesh.get_coordinate()
+    for at, placement in enumerate(placements):
+        if placement.is_replicate():
+            copy = copy * mesh.size(at) + coordinate[at]
+            copies *= mesh.size(at)
+    return Placement(tuple(tensor.shape), tuple(begin), copy, copies)
 
 
 def _flat_numpy(array: npt.NDArray[Any]) -> Bytes:
@@ -116,14 +161,16 @@ def _flat_torch(tensor: Any) -> Bytes:
 
 
 class Destination:
-    """One tensor to be loaded into. Bytes arrive in `buffer`, then `finish()` puts them in place."""
+    """One tensor to be loaded into. Bytes arrive in `buffer`, then `finish()` puts them in place. `begin` and
+    `extent` say which box of the whole it takes: all, unless it is a DTensor."""
 
-    __slots__ = ("_copy_back", "buffer", "spec")
+    __slots__ = ("_copy_back", "begin", "buffer", "extent", "spec")
 
     def __init__(self, spec: TensorSpec, tensor: object) -> None:
         """Raises TypeError or InvalidArgument, which names the tensor, if it can't take these bytes."""
         self.spec = spec
         self._copy_back: Any = None
+        self.begin, self.extent = (0,) * len(spec.shape), spec.shape
         if _is_torch(tensor):
             self.buffer = self._into_torch(tensor)
         elif isinstance(tensor, np.ndarray):
@@ -149,11 +196,15 @@ class Destination:
         torch = sys.modules["torch"]
         tensor = tensor.detach()
         self._check(FROM_TORCH.get(str(tensor.dtype)), tuple(tensor.shape), str(tensor.dtype))
+        placed = placement_of(tensor)
+        if placed is not None:
+            tensor = tensor.to_local().detach()
+            self.begin, self.extent = placed.begin, tuple(tensor.shape)
         direct = tensor.is_contiguous() and tensor.device.type == "cpu" and tensor.layout is torch.strided
         if direct and not tensor.is_conj() and not tensor.is_neg():
             flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
             return flat
-        staged = torch.empty(self.spec.shape, dtype=tensor.dtype)
+        staged = torch.empty(self.extent, dtype=tensor.dtype)
         self._copy_back = lambda: tensor.copy_(staged)
         flat = staged.reshape(-1).view(torch.uint8).numpy()
         return flat

@@ -17,7 +17,6 @@ import safetensors.torch
 import torch
 
 from ffs import checkpoint, errors
-from ffs.checkpoint import stream
 from ffs.checkpoint.dtypes import TORCH_NAMES
 from ffs.client.client import Client
 from ffs.client.ior import Completion, Ior
@@ -82,7 +81,7 @@ def test_strided_views_and_ties(client: Client, home: str) -> None:
 
 def test_the_library_safetensors_reads_the_shards(client: Client, home: str) -> None:
     state = model()
-    manifest = checkpoint.save(client, f"{home}/c", state, shard_bytes=2 << 20)
+    manifest = checkpoint.save(client, f"{home}/c", state, part_bytes=2 << 20)
     assert len(manifest.shards) > 1
     found: dict[str, torch.Tensor] = {}
     for shard in manifest.shards:
@@ -91,7 +90,10 @@ def test_the_library_safetensors_reads_the_shards(client: Client, home: str) -> 
         assert len(data) == shard.bytes
         assert (8 + int.from_bytes(data[:8], "little")) % 4096 == 0
         found |= safetensors.torch.load(data)
-    same(state, found)
+    found["layer.0.weight"] = torch.cat(
+        [tensor for name, tensor in sorted(found.items()) if name.startswith("layer.0.weight[")]
+    )
+    same(state, {name: tensor for name, tensor in found.items() if "[" not in name})
     same(state, checkpoint.load(client, f"{home}/c"))
     assert sorted(client.listdir(home)) == ["c"]
 
@@ -144,8 +146,8 @@ def test_loaded_tensors_are_ones_own(client: Client, home: str) -> None:
 def test_a_flipped_bit_is_found_and_named(client: Client, home: str) -> None:
     state = model(1)
     manifest = checkpoint.save(client, f"{home}/c", state)
-    entry = manifest.tensors["layer.0.bias"]
-    with client.open(f"{home}/c/{manifest.shards[0].file}", "r+b") as file:
+    (entry,) = manifest.tensors["layer.0.bias"].parts
+    with client.open(f"{home}/c/{manifest.shards[entry.shard].file}", "r+b") as file:
         file.seek(entry.offset + 9)
         byte = file.read(1)[0]
         file.seek(entry.offset + 9)
@@ -188,12 +190,18 @@ def test_a_name_that_is_taken_stays_what_it_was(client: Client, home: str) -> No
 
 
 @pytest.mark.parametrize(
-    "state", [{"a": torch.ones(2), "bad": 3}, {"bad": torch.ones(2).to_sparse()}, {3: torch.ones(1)}]
+    "state",
+    [
+        {"a": torch.ones(2), "bad": object()},
+        {"bad": torch.ones(2).to_sparse()},
+        {"bad": {frozenset(): torch.ones(1)}},
+        {"bad": torch.ones(2, dtype=torch.complex128)},
+    ],
 )
 def test_bad_states_are_refused_before_anything_is_made(
     client: Client, home: str, state: dict[Any, Any]
 ) -> None:
-    with pytest.raises((TypeError, errors.InvalidArgument), match=r"bad|3"):
+    with pytest.raises((TypeError, errors.InvalidArgument), match=r"bad"):
         checkpoint.save(client, f"{home}/c", state)
     assert client.listdir(home) == []
 
@@ -215,7 +223,6 @@ def test_a_write_that_fails_is_raised_and_nothing_is_visible(
         return done
 
     monkeypatch.setattr(Ior, "wait", wait)
-    monkeypatch.setattr(stream, "STAGING_BYTES", 4 << 20)
     with pytest.raises(errors.NoSpace):
         checkpoint.save(client, f"{home}/c", model(32))
     monkeypatch.undo()
@@ -292,13 +299,13 @@ def test_requests_are_large(client: Client, home: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(Ior, "close", close)
     manifest = checkpoint.save(client, f"{home}/c", model(32))
     checkpoint.load(client, f"{home}/c")
-    total = manifest.shards[0].bytes
+    total = sum(shard.bytes for shard in manifest.shards)
     (write, written), (read, got) = counted
     assert (write, read) == ("write", "read")
     assert written.bytes_written == total
     assert manifest.nbytes <= got.bytes_read <= total
     for stats in (written, got):
-        assert stats.submitted <= total // (1 << 20) + 1
+        assert stats.submitted <= total // (1 << 20) + len(manifest.shards)
         assert stats.max_inflight > 4
     counted.clear()
     bias = torch.zeros(77)
@@ -332,4 +339,4 @@ def test_the_manifest_is_plain_json_with_all_that_was_promised(client: Client, h
     with client.open(f"{home}/c/manifest.json") as file:
         fields = json.load(file)
     assert fields["tensors"]["a"]["shape"] == [2, 3]
-    assert set(fields["tensors"]["a"]) >= {"shard", "dtype", "shape", "offset", "bytes", "hash"}
+    assert set(fields["tensors"]["a"]["parts"][0]) == {"shard", "offset", "bytes", "hash"}

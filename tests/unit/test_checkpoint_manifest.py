@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from ffs.checkpoint.manifest import Manifest, Shard, Tensor, decode, encode
+from ffs.checkpoint.manifest import Manifest, Part, Shard, Tensor, decode, encode
 from ffs.errors import Damaged, VersionMismatch
 
 GOOD = Manifest(
     shards=(Shard("model.safetensors", 4104),),
-    tensors={"a": Tensor(0, "F32", (2,), 4096, 8, "0" * 64)},
+    tensors={"a": Tensor("F32", (2,), (Part(0, 4096, 8, "0" * 64),))},
     tied={"b": "a"},
 )
 
@@ -41,17 +41,19 @@ def _with(path: list[object], value: object) -> bytes:
         (["shards", 0, "file"], ""),
         (["shards", 0, "bytes"], 4103),
         (["shards", 0, "bytes"], -1),
-        (["tensors", "a", "shard"], 1),
-        (["tensors", "a", "shard"], -1),
+        (["tensors", "a", "parts", 0, "shard"], 1),
+        (["tensors", "a", "parts", 0, "shard"], -1),
         (["tensors", "a", "dtype"], "F31"),
         (["tensors", "a", "shape"], [3]),
         (["tensors", "a", "shape"], [-1, -2]),
-        (["tensors", "a", "offset"], -8),
-        (["tensors", "a", "bytes"], 9),
-        (["tensors", "a", "hash"], "00"),
+        (["tensors", "a", "parts", 0, "offset"], -8),
+        (["tensors", "a", "parts", 0, "bytes"], 9),
+        (["tensors", "a", "parts", 0, "hash"], "00"),
         (["tensors", "a", "framework"], "jax"),
         (["tied", "b"], "c"),
         (["tied", "a"], "a"),
+        (["tensors", "a", "parts"], []),
+        (["tensors", "a", "parts", 0, "begin"], [0]),
         (["tensors"], 3),
     ],
 )

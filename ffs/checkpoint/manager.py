@@ -1,0 +1,383 @@
+"""`Manager`: checkpoints of a training job, saved while it goes on (docs/guides/checkpoint.md).
+
+manager = checkpoint.Manager(client, "/runs/7", keep=3)
+manager.guard(optimizer)
+for step in range(...):
+    ...
+    if step % 100 == 0:
+        manager.save(step, {"model": model, "optimizer": optimizer, "step": step})
+manager.close()
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+import uuid
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ffs.checkpoint import retention
+from ffs.checkpoint.commit import Attempt, collect_remains, step_name
+from ffs.checkpoint.guard import Guard, TornSnapshot
+from ffs.checkpoint.load import held, load_held, own_part, read_manifest, shared_part
+from ffs.checkpoint.manifest import Manifest
+from ffs.checkpoint.plan import PART_BYTES
+from ffs.checkpoint.ranks import Ranks
+from ffs.checkpoint.saving import Background, SaveReport, Saving
+from ffs.checkpoint.snapshot import StatePlan, halves, plan_state, stage, versions
+from ffs.checkpoint.staging import Pool
+from ffs.checkpoint.state import FlatState, flatten, with_rank
+from ffs.errors import Exists, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from ffs.client.client import Client
+
+_AT_ONCE = 2  # saves
+
+
+@dataclass(slots=True, eq=False)
+class SaveHandle:
+    """A save on its way. `staged`: the state may be changed. `replicated`: every replica holds all of it, of
+    all ranks, and it is visible; its result is a SaveReport."""
+
+    step: int
+    replicated: Future[SaveReport]
+    staged: Future[None] = field(default_factory=Future)
+
+    def wait(self, timeout: float | None = None) -> SaveReport:
+        """Blocks until it is visible, or raises why not. TimeoutError."""
+        return self.replicated.result(timeout)
+
+
+class Manager:
+    """Checkpoints under the directory `path`, one a step: PATH/step-1000.
+
+    host_bytes: memory for states on their way, allocated now; None: allocated at the first save, as much as
+    two saves of that state take, at most a quarter of what is free. A state that is larger goes in waves:
+    save returns when the last one was copied.
+    keep: how many checkpoints stay, None for all; keep_every: those whose step is a multiple of it stay, too.
+    ranks: this process's place among all that save together; None: as torch.distributed has it, else alone.
+    All ranks make a Manager of the same path, in the same order, and call save for the same steps.
+
+    One thread, but for `wait_copied`. Blocking: `save` for the copy (see guard), `load`, `wait`, `close`.
+    What went wrong in the background is raised by the next save, wait or close, of every rank.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        *,
+        host_bytes: int | None = None,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        part_bytes: int = PART_BYTES,
+        ranks: Ranks | None = None,
+        table: str | int | None = None,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise InvalidArgument(f"keep is {keep}: give how many checkpoints stay, at least 1, or None")
+        self.client = client
+        self.path = path.rstrip("/") or "/"
+        self._keep, self._keep_every = keep, keep_every
+        self._part_bytes = part_bytes
+        self._table = table
+        self.ranks = ranks or Ranks.of_torch()
+        self._run = self.ranks.agree(uuid.uuid4().hex)
+        self._host_bytes = host_bytes
+        self._pool = Pool(host_bytes) if host_bytes is not None else None
+        self._background = Background(client)
+        self._guard = Guard()
+        self._saves = 0
+        self._going: list[Saving] = []
+        self._free = threading.Semaphore(_AT_ONCE)
+        self._copier: threading.Thread | None = None
+        self._last: tuple[str, Manifest] | None = None
+        self._failures: list[BaseException] = []
+        self._mutex = threading.Lock()
+        self._ended_one = threading.Condition(self._mutex)
+        self._closed = False
+        client.makedirs(self.path, exist_ok=True, table=table)
+        if self.ranks.rank == 0:
+            collect_remains(client, self.path)
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def guard(self, optimizer: Any) -> None:
+        """From now on saves copy what only `optimizer.step` changes while forward and backward run, and an
+        update waits until it is copied."""
+        self._guard.add(optimizer)
+
+    def save(
+        self, step: int, state: Any, *, per_rank: Any = None, block: bool = False, force: bool = False
+    ) -> SaveHandle:
+        """Begins to save; returns when the state may be changed - with `guard`, when its parameters may be
+        updated by the optimizer, which waits. A third save waits for the first (FAULTS C4).
+
+        state: nested dicts and lists of tensors and plain values, and objects with `state_dict`; all ranks
+        have the same, DTensors their own piece. per_rank: the same kind, of this rank alone: generators of
+        random numbers, a loader's place. block: returns when it is visible. force: replaces a checkpoint of
+        that step.
+
+        Raises Exists (this step is there); TypeError, InvalidArgument (an entry that can't be stored: its
+        name is said); what went wrong in an earlier save: then this one wasn't begun."""
+        self._check_open()
+        self._raise_failures()
+        if step < 0:
+            raise InvalidArgument(f"step {step}: give 0 or more")
+        self._guard.wait()
+        flat = flatten(state if per_rank is None else with_rank(state, self.ranks.rank, per_rank))
+        plan, pool = self._plan(flat)
+        self._wait_turn()
+        try:
+            saving, handle = self._begin(step, plan, flat.tree, force)
+        except BaseException:
+            self._free.release()
+            raise
+        self._copy(plan, pool, saving, handle)
+        if block:
+            handle.wait()
+        return handle
+
+    def wait_copied(self) -> None:
+        """Until what a save took may be changed. What `guard` does before each update. Any thread."""
+        self._guard.wait()
+
+    def wait(self) -> None:
+        """Until all saves are visible on all ranks. Raises what went wrong."""
+        self._join_copier()
+        self._wait_all()
+        self._raise_failures()
+
+    # --- looking and loading ----------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Of all whole checkpoints, rising."""
+        return retention.steps(self.client, self.path)
+
+    def latest(self) -> int | None:
+        """The newest whole checkpoint's step; None: there is none."""
+        found = self.steps()
+        return found[-1] if found else None
+
+    def path_of(self, step: int) -> str:
+        return posixpath.join(self.path, step_name(step))
+
+    def manifest(self, step: int) -> Manifest:
+        return read_manifest(self.client, self.path_of(step))
+
+    def load(
+        self, step: int | None = None, into: Any = None, *, per_rank: Any = None, strict: bool = True
+    ) -> Any:
+        """As `checkpoint.load`, of the latest checkpoint or that of a step. It can't be removed meanwhile.
+        per_rank: this rank's own state, which is filled, as `into`. NotFound."""
+        while True:
+            chosen = self.latest() if step is None else step
+            if chosen is None:
+                raise NotFound("there is no checkpoint yet", self.path)
+            path = self.path_of(chosen)
+            try:
+                with held(self.client, path) as manifest:
+                    if per_rank is not None:
+                        own = own_part(manifest, self.ranks.rank, path)
+                        load_held(self.client, path, own, per_rank, strict=strict)
+                    return load_held(self.client, path, shared_part(manifest), into, strict=strict)
+            except NotFound:
+                if step is None and chosen not in self.steps():
+                    continue  # retention took it that moment; there is a newer one
+                raise
+
+    def pin(self, step: int, reason: str = "") -> None:
+        """Keeps it from retention. NotFound."""
+        retention.pin(self.client, self.path_of(step), reason)
+
+    def unpin(self, step: int) -> None:
+        retention.unpin(self.client, self.path_of(step))
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Waits for all saves. Idempotent. Raises what went wrong, after everything is put away."""
+        if self._closed:
+            return
+        self._closed = True
+        self._join_copier()
+        self._guard.remove_all()
+        self._background.close()
+        if self._pool is not None:
+            self._pool.close()
+        self._raise_failures()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException:
+            if kind is None:
+                raise
+
+    # inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgument("this Manager is closed", self.path)
+
+    def _raise_failures(self) -> None:
+        with self._mutex:
+            failures, self._failures = self._failures, []
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise BaseExceptionGroup("several saves failed", failures)
+
+    def _wait_all(self) -> None:
+        with self._ended_one:
+            self._ended_one.wait_for(lambda: not self._going)
+
+    def _plan(self, flat: FlatState) -> tuple[StatePlan, Pool]:
+        def plan(host_bytes: int) -> StatePlan:
+            rank, count = self.ranks.rank, self.ranks.count
+            return plan_state(flat.tensors, rank, count, host_bytes, self._part_bytes)
+
+        if self._host_bytes is not None:
+            assert self._pool is not None
+            return plan(self._host_bytes), self._pool
+        # By what the largest state so far takes: an optimizer has none before its first step.
+        wanted = host_bytes_for(plan(1 << 62).staged_bytes)
+        if self._pool is None or self._pool.nbytes < wanted // 4096 * 4096:
+            self._join_copier()
+            self._wait_all()
+            if self._pool is not None:
+                self._pool.close()
+            self._pool = Pool(wanted)
+        return plan(self._pool.nbytes), self._pool
+
+    def _wait_turn(self) -> None:
+        while not self._free.acquire(timeout=1.0):
+            if self._failures:  # all that are on their way fail: say why
+                self._raise_failures()
+
+    def _begin(self, step: int, plan: StatePlan, tree: Any, force: bool) -> tuple[Saving, SaveHandle]:
+        goal = self.path_of(step)
+        there = force and self.ranks.rank == 0 and self.client.lexists(goal)
+        if there and not retention.remove(self.client, goal):
+            raise Exists("a reader holds this step, so it can't be replaced", goal)
+        self._saves += 1
+        attempt = Attempt(
+            self.client,
+            goal,
+            f"{self._run}{self._saves:08x}",
+            self.ranks.rank,
+            self.ranks.count,
+            step,
+            self._table,
+        )
+        attempt.begin()
+        saving = Saving(attempt, plan, tree, self._before(), self._ended)
+        with self._mutex:
+            self._going.append(saving)
+        return saving, SaveHandle(step, saving.replicated)
+
+    def _before(self) -> tuple[str, Manifest] | None:
+        """An earlier checkpoint, whose files can be linked."""
+        if self._last is None:
+            latest = self.latest()
+            if latest is not None:
+                self._last = self.path_of(latest), self.manifest(latest)
+        return self._last
+
+    def _copy(self, plan: StatePlan, pool: Pool, saving: Saving, handle: SaveHandle) -> None:
+        """What an update doesn't guard now, the rest in a thread if there is a guard."""
+        now, later = plan, None
+        if self._guard.active:
+            now, later = halves(plan, self._guard.covers())
+        self._guard.begin()
+        try:
+            self._copy_part(now, pool, saving)
+        finally:
+            if later is None or saving.failure is not None:
+                self._copied(saving, handle)
+        if later is not None and saving.failure is None:
+            self._join_copier()
+            self._copier = threading.Thread(
+                target=self._copy_later, args=(later, pool, saving, handle), name="ffs-ckpt-copy", daemon=True
+            )
+            self._copier.start()
+
+    def _copy_later(self, plan: StatePlan, pool: Pool, saving: Saving, handle: SaveHandle) -> None:
+        try:
+            before = versions(plan)
+            self._copy_part(plan, pool, saving)
+            after = versions(plan)
+            changed = sorted(name for name in before if before[name] != after[name])
+            if changed and saving.failure is None:
+                saving.failure = TornSnapshot(
+                    f"{changed[0]!r} was changed while it was copied, by something else than the guarded "
+                    "optimizer: guard that too, or call manager.wait_copied() before it"
+                )
+        finally:
+            self._copied(saving, handle)
+
+    def _copy_part(self, plan: StatePlan, pool: Pool, saving: Saving) -> None:
+        try:
+            for staged in stage(plan, pool, lambda: saving.failure):
+                self._background.hand_over(saving, staged)
+                if saving.failure is not None:
+                    return
+        except BaseException as error:
+            saving.failure = saving.failure or error
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C in the caller's thread
+
+    def _copied(self, saving: Saving, handle: SaveHandle) -> None:
+        self._background.end(saving)
+        self._guard.end()
+        if saving.failure is None:
+            handle.staged.set_result(None)
+        else:
+            handle.staged.set_exception(saving.failure)
+
+    def _join_copier(self) -> None:
+        copier, self._copier = self._copier, None
+        if copier is not None:
+            copier.join()
+
+    def _ended(self, saving: Saving) -> None:
+        """In the background, whether it went well or not."""
+        error = saving.replicated.exception()
+        if error is not None:
+            with self._mutex:
+                self._failures.append(error)
+        self._free.release()
+        try:
+            if error is None:
+                self._last = saving.attempt.goal, saving.replicated.result().manifest
+                if self.ranks.rank == 0:
+                    self._retire()
+        finally:
+            with self._ended_one:
+                self._going.remove(saving)
+                self._ended_one.notify_all()
+
+    def _retire(self) -> None:
+        present = self.steps()
+        if self._keep is None or len(present) <= self._keep:
+            return
+        pinned = retention.pinned_steps(self.client, self.path, present)
+        for step in retention.to_remove(present, self._keep, self._keep_every, pinned):
+            retention.remove(self.client, self.path_of(step))
+
+
+def host_bytes_for(staged_bytes: int) -> int:
+    """Two saves of such a state, but at most a quarter of the memory that is free."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        rows = dict(line.split(":", 1) for line in file)
+    free = int(rows["MemAvailable"].split()[0]) * 1024
+    return max(1 << 20, min(2 * staged_bytes + (1 << 20), max(64 << 20, free // 4)))

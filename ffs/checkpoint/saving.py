@@ -1,0 +1,233 @@
+"""Saves on their way from staged memory into the cluster: two threads behind every Manager.
+
+The first hashes files as they are staged; the second links or writes them, reports, publishes, and looks
+after saves whose other ranks are still at work. A save that fails is reported to the other ranks, its memory
+is given back, and the saves after it go on. docs/guides/checkpoint.md, Memory; Commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import posixpath
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ffs.checkpoint.commit import Attempt
+from ffs.checkpoint.manifest import Manifest
+from ffs.checkpoint.persist import ClusterWriter, Written, hash_parts, key_of, known_files
+from ffs.checkpoint.report import RankReport
+from ffs.checkpoint.snapshot import StagedFile, StatePlan
+from ffs.errors import FfsError
+
+if TYPE_CHECKING:
+    from ffs.client.client import Client
+
+log = logging.getLogger("ffs.checkpoint")
+
+_POLL_S: Final = 0.05
+_LONGEST_POLL_S: Final = 1.0
+_NICE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save of this rank has moved. `by_class`: bytes of tensors by the first word of their names, and
+    how many of them are links to an earlier checkpoint."""
+
+    manifest: Manifest
+    bytes_written: int
+    bytes_linked: int
+    by_class: dict[str, tuple[int, int]]
+    seconds: float  # from the call of save to the checkpoint being visible
+
+
+@dataclass(slots=True, eq=False)
+class Saving:
+    """One save of one rank."""
+
+    attempt: Attempt
+    plan: StatePlan
+    tree: Any
+    before: tuple[str, Manifest] | None  # the path of an earlier checkpoint, and what it holds
+    on_end: Callable[[Saving], None] = lambda saving: None
+    replicated: Future[SaveReport] = field(default_factory=Future)
+    written: Written = field(default_factory=Written)
+    failure: BaseException | None = None
+    began_s: float = field(default_factory=time.monotonic)
+    reported: bool = False
+    next_look_s: float = 0.0
+    pause_s: float = _POLL_S
+
+
+class Background:
+    """The two threads. `close` waits for all that was handed over."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._staged: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
+        self._hashed: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
+        self._writers: dict[Saving, ClusterWriter] = {}
+        self._known: dict[Saving, dict[Any, str]] = {}
+        self._threads = [
+            threading.Thread(target=self._hash_all, name="ffs-ckpt-hash", daemon=True),
+            threading.Thread(target=self._write_all, name="ffs-ckpt-write", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def hand_over(self, saving: Saving, staged: StagedFile) -> None:
+        self._staged.put((saving, staged))
+
+    def end(self, saving: Saving) -> None:
+        """All files of it were handed over, or `failure` is set."""
+        self._staged.put((saving, None))
+
+    def close(self) -> None:
+        self._staged.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    # the first thread
+
+    def _hash_all(self) -> None:
+        _give_way()
+        while (item := self._staged.get()) is not None:
+            saving, staged = item
+            if staged is not None and saving.failure is None:
+                try:
+                    hash_parts(staged)
+                except BaseException as error:
+                    saving.failure = error
+            self._hashed.put(item)
+        self._hashed.put(None)
+
+    # the second thread
+
+    def _write_all(self) -> None:
+        _give_way()
+        waiting: list[Saving] = []
+        more = True
+        while more or waiting:
+            item: tuple[Saving, StagedFile | None] | None = None
+            if more:
+                with contextlib.suppress(queue.Empty):
+                    item = self._hashed.get(timeout=_next_look(waiting))
+                    more = item is not None
+            else:
+                time.sleep(_next_look(waiting) or 0.0)
+            if item is not None:
+                saving, staged = item
+                if staged is not None:
+                    self._store(saving, staged)
+                else:
+                    self._report(saving)
+                    waiting.append(saving)
+            for saving in [each for each in waiting if each.next_look_s <= time.monotonic()]:
+                if self._look(saving):
+                    waiting.remove(saving)
+
+    def _store(self, saving: Saving, staged: StagedFile) -> None:
+        try:
+            if saving.failure is None:
+                linked = self._link_or_write(saving, staged)
+                saving.written.add(staged, linked)
+        except BaseException as error:
+            saving.failure = error
+        finally:
+            staged.region.release()
+
+    def _link_or_write(self, saving: Saving, staged: StagedFile) -> bool:
+        writer = self._writers.get(saving)
+        if writer is None:
+            writer = self._writers[saving] = ClusterWriter(self._client, saving.attempt.data)
+            self._known[saving] = {} if saving.before is None else dict(known_files(saving.before[1]))
+        file = self._known[saving].get(key_of(staged))
+        if file is not None and saving.before is not None:
+            if writer.link(posixpath.join(saving.before[0], file), staged.plan.file):
+                return True
+            self._known[saving].clear()  # that checkpoint has gone: nothing of it can be linked
+        writer.write(staged)
+        return False
+
+    def _report(self, saving: Saving) -> None:
+        self._known.pop(saving, None)
+        writer = self._writers.pop(saving, None)
+        try:
+            if writer is not None:
+                writer.close()
+            if saving.failure is None:
+                written = saving.written
+                saving.attempt.report(
+                    RankReport(
+                        rank=saving.attempt.rank,
+                        ranks=saving.attempt.ranks,
+                        shards=tuple(written.shards),
+                        tensors=written.tensors,
+                        tied=saving.plan.tied,
+                        tree=saving.tree,
+                        declared=saving.plan.declared,
+                    )
+                )
+        except BaseException as error:
+            saving.failure = error
+
+    def _look(self, saving: Saving) -> bool:
+        """Whether the save is over, one way or the other."""
+        manifest: Manifest | None = None
+        if saving.failure is None:
+            try:
+                manifest = saving.attempt.try_publish()
+            except BaseException as error:
+                saving.failure = error
+        if manifest is None and saving.failure is None:
+            saving.next_look_s = time.monotonic() + saving.pause_s
+            saving.pause_s = min(2 * saving.pause_s, _LONGEST_POLL_S)
+            return False
+        if saving.failure is not None:
+            self._give_up(saving, saving.failure)
+        else:
+            assert manifest is not None
+            saving.attempt.tidy()
+            written = saving.written
+            report = SaveReport(
+                manifest,
+                written.bytes_written,
+                written.bytes_linked,
+                written.linked_by_class,
+                time.monotonic() - saving.began_s,
+            )
+            saving.replicated.set_result(report)
+        try:
+            saving.on_end(saving)
+        except FfsError as error:
+            log.warning("after saving %s: %s", saving.attempt.goal, error)
+        return True
+
+    def _give_up(self, saving: Saving, error: BaseException) -> None:
+        """Nothing of it is visible. A save of one rank takes its remains away; of many, the other ranks must
+        first see the failure, and who collects remains takes them."""
+        if saving.attempt.ranks > 1:
+            saving.attempt.fail(str(error))
+            saving.attempt.close()
+        else:
+            saving.attempt.tidy()
+        saving.replicated.set_exception(error)
+
+
+def _next_look(waiting: list[Saving]) -> float | None:
+    if not waiting:
+        return None
+    return max(0.0, min(saving.next_look_s for saving in waiting) - time.monotonic())
+
+
+def _give_way() -> None:
+    """The training step goes first: these threads take what it leaves."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

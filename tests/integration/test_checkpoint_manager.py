@@ -1,0 +1,322 @@
+"""checkpoint.Manager on a real cluster: saves while training goes on, nothing half made (FAULTS C1-C10)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ffs import checkpoint, errors
+from ffs.checkpoint import persist
+from ffs.checkpoint.commit import is_remains
+from ffs.client.client import Client
+
+
+def net(width: int = 256) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 8)
+    )
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, width: int = 256) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(16, width)).square().mean().backward()
+    optimizer.step()
+
+
+def bits(state: Any) -> Any:
+    """A deep copy that compares by bits."""
+    if isinstance(state, torch.Tensor):
+        return (str(state.dtype), tuple(state.shape), state.detach().clone().contiguous().numpy().tobytes())
+    if isinstance(state, dict):
+        return {key: bits(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [bits(value) for value in state]
+    return state
+
+
+@pytest.fixture
+def manager(client: Client, home: str) -> Any:
+    with checkpoint.Manager(client, f"{home}/run", host_bytes=64 << 20) as made:
+        yield made
+
+
+def test_a_whole_training_state_comes_back(client: Client, home: str) -> None:
+    """Module, optimizer, scheduler, counters and random numbers in one commit; a job that goes on from it
+    does what the first one did."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(3):
+        train(model, optimizer)
+        scheduler.step()
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 3, "loss": float("inf")}
+    own = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
+    with checkpoint.Manager(client, f"{home}/run") as manager:
+        manager.save(3, state, per_rank=own, block=True)
+        train(model, optimizer)
+        wanted = bits(model.state_dict()), bits(optimizer.state_dict()["state"])
+
+        again = net()
+        fresh = torch.optim.AdamW(again.parameters(), lr=5.0)
+        after = {
+            "model": again,
+            "optimizer": fresh,
+            "scheduler": torch.optim.lr_scheduler.StepLR(fresh, 2),
+            "step": 0,
+            "loss": 0.0,
+        }
+        mine: dict[str, Any] = {"torch": torch.zeros_like(own["torch"]), "python": None, "numpy": None}
+        manager.load(into=after, per_rank=mine)
+        assert (after["step"], after["loss"]) == (3, float("inf"))
+        assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+        assert mine["python"] == own["python"]
+        assert (mine["numpy"][1] == own["numpy"][1]).all()
+        torch.set_rng_state(mine["torch"])
+        train(again, fresh)
+        assert (bits(again.state_dict()), bits(fresh.state_dict()["state"])) == wanted
+
+        plain = manager.load()
+        assert plain["step"] == 3
+        assert set(plain) == set(state)
+        assert set(plain["model"]) == set(model.state_dict())
+
+
+def test_what_changes_right_after_save_isnt_saved(manager: checkpoint.Manager) -> None:
+    """C1."""
+    state = {"w": torch.arange(1 << 20, dtype=torch.float32), "n": np.arange(1000)}
+    handle = manager.save(1, state)
+    wanted = torch.arange(1 << 20, dtype=torch.float32)
+    state["w"].zero_()
+    state["n"][:] = 0
+    handle.wait()
+    loaded = manager.load(1)
+    assert torch.equal(loaded["w"], wanted)
+    assert (loaded["n"] == np.arange(1000)).all()
+
+
+def slow_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Writes wait for this event."""
+    go = threading.Event()
+    original = persist.ClusterWriter.write
+
+    def write(self: persist.ClusterWriter, staged: Any) -> None:
+        assert go.wait(30)
+        original(self, staged)
+
+    monkeypatch.setattr(persist.ClusterWriter, "write", write)
+    return go
+
+
+def test_a_third_save_waits_and_none_overwrites_another(
+    manager: checkpoint.Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4."""
+    go = slow_writes(monkeypatch)
+    value = torch.zeros(1 << 20)
+    handles = []
+    for step in range(2):
+        value.fill_(step)
+        handles.append(manager.save(step, {"w": value}))
+    value.fill_(2)
+    third = threading.Thread(target=lambda: handles.append(manager.save(2, {"w": value})))
+    third.start()
+    time.sleep(0.2)
+    assert len(handles) == 2
+    go.set()
+    third.join()
+    for step in range(3):
+        handles[step].wait()
+        assert (manager.load(step)["w"] == step).all()
+
+
+def test_a_state_larger_than_the_memory_goes_in_waves(client: Client, home: str) -> None:
+    state = {f"t{n}": torch.full((1 << 20,), float(n)) for n in range(12)}
+    with checkpoint.Manager(client, f"{home}/run", host_bytes=8 << 20) as manager:
+        manager.save(1, state, block=True)
+        loaded = manager.load()
+        assert all(torch.equal(loaded[name], state[name]) for name in state)
+
+
+def test_an_update_waits_for_what_is_being_copied(
+    client: Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guard; C2: buffers that forward changes are copied before save returns."""
+    go = slow_writes(monkeypatch)
+    model = net(1024)
+    optimizer = torch.optim.AdamW(model.parameters())
+    # The first step's copy waits for memory, which the writes hold: forward and backward run meanwhile.
+    with checkpoint.Manager(client, f"{home}/run", host_bytes=5 << 20, part_bytes=1 << 20) as manager:
+        manager.guard(optimizer)
+        train(model, optimizer, 1024)
+        wanted = bits(model.state_dict()), bits(optimizer.state_dict()["state"])
+        handle = manager.save(1, {"model": model, "optimizer": optimizer})
+        assert not handle.staged.done()
+        optimizer.zero_grad()
+        model(torch.randn(16, 1024)).square().mean().backward()  # changes the running statistics
+        timer = threading.Timer(0.2, go.set)
+        timer.start()
+        optimizer.step()
+        assert handle.staged.done()
+        handle.wait()
+        loaded = manager.load(1)
+        assert (bits(loaded["model"]), bits(loaded["optimizer"]["state"])) == wanted
+        timer.join()
+
+
+def test_what_changes_under_the_guard_fails_the_save(
+    client: Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = slow_writes(monkeypatch)
+    model = net(1024)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = checkpoint.Manager(client, f"{home}/run", host_bytes=2 << 20, part_bytes=1 << 20)
+    manager.guard(optimizer)
+    handle = manager.save(1, {"model": model})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    go.set()
+    with pytest.raises(checkpoint.TornSnapshot, match=r"wait_copied"):
+        handle.wait()
+    assert manager.steps() == []
+    with pytest.raises(checkpoint.TornSnapshot):
+        manager.close()
+    assert client.listdir(f"{home}/run") == []
+
+
+def test_what_hasnt_changed_is_linked(client: Client, home: str) -> None:
+    frozen = {f"frozen.{n}": torch.randn(3 << 20) for n in range(3)}
+    hot = torch.randn(3 << 20)
+    with checkpoint.Manager(client, f"{home}/run", keep=1) as manager:
+        manager.save(1, {**frozen, "hot": hot}, block=True)
+        hot.add_(1)
+        report = manager.save(2, {**frozen, "hot": hot}).wait()
+        assert report.bytes_written < 13 << 20
+        assert report.by_class["frozen"] == (36 << 20, 36 << 20)
+        assert report.by_class["hot"] == (12 << 20, 0)
+        manager.wait()
+        assert manager.steps() == [2]
+        loaded = manager.load()
+        assert torch.equal(loaded["hot"], hot)
+        assert all(torch.equal(loaded[name], frozen[name]) for name in frozen)
+    with checkpoint.Manager(client, f"{home}/run") as later:  # another process links to it, too
+        report = later.save(3, {**frozen, "hot": hot}).wait()
+        assert report.bytes_written == 0
+
+
+def test_retention_keeps_what_is_newest_pinned_or_read(client: Client, home: str) -> None:
+    """C8, C19."""
+    with checkpoint.Manager(client, f"{home}/run", keep=2, keep_every=5) as manager:
+        for step in range(1, 4):
+            manager.save(step, {"w": torch.full((100,), float(step))}, block=True)
+        manager.wait()
+        assert manager.steps() == [2, 3]
+        manager.pin(2)
+        from ffs.checkpoint.load import held
+
+        with held(client, manager.path_of(3)):
+            for step in range(4, 8):
+                manager.save(step, {"w": torch.full((100,), float(step))}, block=True)
+            manager.wait()
+            assert manager.steps() == [2, 3, 5, 6, 7]
+            assert (manager.load(3)["w"] == 3).all()
+        manager.save(8, {"w": torch.full((100,), 8.0)}, block=True)
+        manager.unpin(2)
+        manager.save(9, {"w": torch.full((100,), 9.0)}, block=True)
+        manager.wait()
+        assert manager.steps() == [5, 8, 9]
+        assert manager.latest() == 9
+
+
+def test_a_failed_save_is_raised_once_more_and_the_next_one_works(
+    manager: checkpoint.Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3, C10."""
+
+    def write(self: persist.ClusterWriter, staged: Any) -> None:
+        raise errors.NoSpace("no space left on the device")
+
+    monkeypatch.setattr(persist.ClusterWriter, "write", write)
+    handle = manager.save(1, {"w": torch.ones(10)})
+    with pytest.raises(errors.NoSpace):
+        handle.wait()
+    monkeypatch.undo()
+    with pytest.raises(errors.NoSpace):
+        manager.wait()
+    assert manager.client.listdir(manager.path) == []
+    manager.save(1, {"w": torch.ones(10)}, block=True)
+    assert manager.steps() == [1]
+
+
+def test_a_step_that_is_there_is_replaced_only_by_force(manager: checkpoint.Manager) -> None:
+    manager.save(1, {"w": torch.zeros(3)}, block=True)
+    with pytest.raises(errors.Exists):
+        manager.save(1, {"w": torch.ones(3)})
+    assert (manager.load()["w"] == 0).all()
+    manager.save(1, {"w": torch.ones(3)}, force=True, block=True)
+    assert (manager.load()["w"] == 1).all()
+
+
+def test_many_ranks_make_one_checkpoint(client: Client, home: str) -> None:
+    """Threads for ranks: plain tensors are shared out, per_rank stays apart, nobody coordinates."""
+    count = 4
+    shared = {f"t{n}": torch.full((1000 * (n + 1),), float(n)) for n in range(10)}
+    managers = [
+        checkpoint.Manager(client, f"{home}/run", ranks=checkpoint.Ranks(rank, count, run="ab"))
+        for rank in range(count)
+    ]
+    handles = [
+        each.save(1, {"model": shared}, per_rank={"seed": torch.tensor(each.ranks.rank)}) for each in managers
+    ]
+    reports = [handle.wait(60) for handle in handles]
+    assert len({len(report.manifest.tensors) for report in reports}) == 1
+    assert sum(report.bytes_written > 0 for report in reports) == count
+    for each in managers:
+        mine = {"seed": torch.tensor(-1)}
+        loaded = each.load(per_rank=mine)
+        assert int(mine["seed"]) == each.ranks.rank
+        assert all(torch.equal(loaded["model"][name], shared[name]) for name in shared)
+        each.close()
+    assert client.listdir(f"{home}/run") == ["step-1"]
+
+
+def test_one_rank_that_fails_fails_all_and_leaves_the_last_one(
+    client: Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10."""
+    managers = [
+        checkpoint.Manager(client, f"{home}/run", ranks=checkpoint.Ranks(rank, 2, run="cd"))
+        for rank in range(2)
+    ]
+    state = {"a": torch.ones(100), "b": torch.ones(200)}
+    for handle in [each.save(1, state) for each in managers]:
+        handle.wait(60)
+    state = {"a": torch.zeros(100), "b": torch.zeros(200)}
+    original = persist.ClusterWriter.write
+
+    def write(self: persist.ClusterWriter, staged: Any) -> None:
+        if staged.plan.file.endswith(".r1.safetensors"):
+            raise errors.NoSpace("no space left on the device")
+        original(self, staged)
+
+    monkeypatch.setattr(persist.ClusterWriter, "write", write)
+    handles = [each.save(2, state) for each in managers]
+    with pytest.raises(errors.NoSpace):
+        handles[1].wait(60)
+    with pytest.raises(checkpoint.RankFailed, match=r"rank 1 failed.*no space"):
+        handles[0].wait(60)
+    for each in managers:
+        with pytest.raises((checkpoint.RankFailed, errors.NoSpace)):
+            each.close()
+    names = client.listdir(f"{home}/run")
+    assert [name for name in names if not is_remains(name)] == ["step-1"]
+    with checkpoint.Manager(client, f"{home}/run") as later:
+        assert later.latest() == 1
+    assert client.listdir(f"{home}/run") == ["step-1"]
