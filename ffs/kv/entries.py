@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 DETAIL_TAG: Final = 8  # wire.h Detail::kTagMismatch
 _EXISTS_PIECE: Final = 4096  # keys in one frame: 48 bytes each, frames hold 256 KiB of them
+# As numpy likes them: of an Enum it asks much before it takes its number.
+_MISS, _HIT, _STORED, _ERROR = map(np.uint8, (0, 1, 2, 3))
+assert [Status.MISS, Status.HIT, Status.STORED, Status.ERROR] == [0, 1, 2, 3]
 
 Entries = npt.NDArray[np.void]
 
@@ -88,11 +91,11 @@ def by_chain(chains: npt.NDArray[np.uint32]) -> list[tuple[int, int]]:
 def of_reads(done: Completions, pieces: int, handle: Handle) -> Results:
     result, detail = done["result"], done["detail"]
     if pieces == 1 and len(done) and result.min() >= 0:  # the usual case, in a third of the time
-        return Results(np.full(len(done), Status.HIT, dtype=np.uint8), result.copy(), {})
-    status = np.full(len(done), Status.ERROR, dtype=np.uint8)
-    status[result >= 0] = Status.HIT
+        return Results(np.full(len(done), _HIT, dtype=np.uint8), result.copy(), {})
+    status = np.full(len(done), _ERROR, dtype=np.uint8)
+    status[result >= 0] = _HIT
     missing = (result == -errno.ENOENT) | (result == -errno.ENODATA) | ((result < 0) & (detail == DETAIL_TAG))
-    status[missing] = Status.MISS
+    status[missing] = _MISS
     return _results(status, np.where(result >= 0, result, 0), done, pieces, handle)
 
 
@@ -100,18 +103,18 @@ def of_puts(done: Completions, lengths: npt.NDArray[np.int64], pieces: int, hand
     """`lengths`: of what was put, by piece."""
     result, detail = done["result"], done["detail"]
     if pieces == 1 and len(done) and result.min() >= 0:
-        return Results(np.full(len(done), Status.STORED, dtype=np.uint8), lengths.copy(), {})
-    status = np.full(len(done), Status.ERROR, dtype=np.uint8)
-    status[result >= 0] = Status.STORED
+        return Results(np.full(len(done), _STORED, dtype=np.uint8), lengths.copy(), {})
+    status = np.full(len(done), _ERROR, dtype=np.uint8)
+    status[result >= 0] = _STORED
     there = (result == -errno.EEXIST) & (detail != DETAIL_TAG)
-    status[there] = Status.HIT
+    status[there] = _HIT
     held = np.where(result >= 0, lengths, np.where(there, done["value"].astype(np.int64), 0))
     return _results(status, held, done, pieces, handle)
 
 
 def of_removals(done: Completions, pieces: int, handle: Handle) -> Results:
-    status = np.full(len(done), Status.ERROR, dtype=np.uint8)
-    status[(done["result"] >= 0) | (done["result"] == -errno.ENOENT)] = Status.MISS
+    status = np.full(len(done), _ERROR, dtype=np.uint8)
+    status[(done["result"] >= 0) | (done["result"] == -errno.ENOENT)] = _MISS
     return _results(status, np.zeros(len(done), dtype=np.int64), done, pieces, handle)
 
 
@@ -123,7 +126,7 @@ def _results(
     handle: Handle,
 ) -> Results:
     errors: dict[int, FfsError] = {}
-    for position in np.flatnonzero(status == Status.ERROR).tolist():
+    for position in np.flatnonzero(status == _ERROR).tolist():
         errors.setdefault(position // pieces, _error(done[position], handle))
     return blocks_of(status, lengths, errors, pieces)
 
@@ -135,7 +138,7 @@ def blocks_of(
     if pieces > 1:
         status = whole_blocks(status, pieces)
         lengths = lengths.reshape(-1, pieces).sum(axis=1)
-        lengths[(status == Status.MISS) | (status == Status.ERROR)] = 0
+        lengths[(status == _MISS) | (status == _ERROR)] = 0
     return Results(status, lengths.astype(np.int64, copy=False), errors)
 
 

@@ -53,8 +53,8 @@ class Space:
     """An open KV space. Thread-safe: each call that runs at the same time has a ring of its own.
     A child of fork opens it again by itself on first use.
 
-    `timeout_s`, of a call or else of the space: every block of the call has its answer by then, if only the
-    error TimedOut; None: 30 s.
+    `timeout_s`, of a call or else of the space: every block of the call has its answer by then, if only an
+    error (DeadlineExceeded, OutcomeUnknown, or why the last try failed); None: 30 s.
     """
 
     def __init__(self, handle: Handle, timeout_s: float | None = None) -> None:
