@@ -1,16 +1,28 @@
-"""The tier manager over a real space (K25, K27): many requests in flight, and all of it found again."""
+"""The tier manager over a real space: many requests in flight, all found again, compressed, and pinned
+(K12, K25, K27)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
+import zstandard
 
-from ffs import kv
+from ffs import errors, kv
 from ffs.client.client import Client
 from ffs.kv import Space
+from ffs.kv.session import (
+    create_session_space,
+    list_key,
+    pin_session,
+    restore_session,
+    session_keys,
+    unpin_session,
+)
 from ffs.kv.tiers import Outcome, Settings, TierManager
+from ffs.kv.tiers.compressed import CompressedSpace
 
 BLOCK = 64 << 10
 
@@ -78,3 +90,103 @@ def test_a_block_that_was_taken_away_is_a_miss_and_the_rest_arrives(space: Space
         assert [at for at, one in enumerate(outcomes) if one is Outcome.MISS] == [5, 6]
         assert stream.missed == [5, 6]
         assert stream.failed == []
+
+
+# --- compression ----------------------------------------------------------------------------------------
+
+
+def numbers(key: bytes) -> bytes:
+    """A block that compresses, as long as one may be."""
+    return np.repeat(np.frombuffer(key, dtype=np.uint8), BLOCK // len(key)).tobytes()
+
+
+def test_a_compressed_space_takes_less_and_gives_the_same(client: Client, home: str) -> None:
+    path = f"{home}/packed"
+    packed = CompressedSpace.create(client, path, block_bytes=BLOCK)
+    keys = keys_of(80)
+    noise = np.random.default_rng(5).bytes(BLOCK)
+    with TierManager(config(100), space=packed) as tiers:
+        for key in keys[:-1]:
+            assert tiers.put(key, numbers(key))
+        assert tiers.put(keys[-1], noise)  # doesn't compress, and fits all the same
+        tiers.flush()
+        assert tiers.stats().counts.space.stores == 80
+    stored = packed.exists_many(keys).lengths
+    assert stored[:-1].max() < BLOCK // 8
+    assert BLOCK < stored[-1] <= packed.space.block_bytes
+    packed.close()
+    again = CompressedSpace.open(client, path)
+    assert again.block_bytes == BLOCK
+    with TierManager(config(100), space=again) as tiers, tiers.prefetch(keys) as stream:
+        for block in stream:
+            assert block.memory is not None
+            assert bytes(block.memory.view) == (noise if block.key == keys[-1] else numbers(block.key))
+    again.close()
+
+
+def test_a_frame_that_isnt_one_is_an_error_and_not_a_block(client: Client, home: str, space: Space) -> None:
+    path = f"{home}/broken"
+    packed = CompressedSpace.create(client, path, block_bytes=BLOCK)
+    keys = keys_of(5)
+    whole = zstandard.ZstdCompressor(write_checksum=True).compress(numbers(keys[2]))
+    bad = [b"no frame", whole[:-3], whole[:-4] + b"\0\0\0\0", whole + b"more", whole]
+    packed.space.put(keys, bad)
+    with TierManager(config(40), space=packed) as tiers, tiers.prefetch(keys) as stream:
+        outcomes = [block.outcome for block in stream]
+    assert outcomes == [Outcome.FAILED] * 4 + [Outcome.HIT]
+    packed.close()
+    with pytest.raises(errors.InvalidArgument, match=r"kv\.Space"):
+        CompressedSpace.open(client, space.path)
+
+
+# --- sessions -------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_session_comes_back_after_every_tier_was_lost(
+    client: Client, home: str, space: Space
+) -> None:
+    """K27: the shared space is purged, the engine's memory is new; all of the session is there again."""
+    keys = keys_of(90)
+    with create_session_space(client, f"{home}/kept", block_bytes=BLOCK) as kept:
+        assert kept.bounds.evictable is False
+        with TierManager(config(32), space=space) as tiers:
+            store_all(tiers, keys)
+            pinned = pin_session(tiers, "alice/7", keys, kept)
+            assert (pinned.copied, pinned.there, pinned.kept) == (90, 0, None)
+            again = pin_session(tiers, "alice/7", [*keys, bytes(32)], kept)
+            assert (again.copied, again.there, again.kept) == (0, 90, 90)
+            assert pin_session(tiers, "alice/7", keys, kept).kept is None
+        space.purge()
+        with TierManager(config(100), space=space) as tiers:
+            assert tiers.lookup(keys) == 0
+            assert restore_session(tiers, "alice/7", kept) == (keys, 90)
+            with tiers.prefetch(keys) as stream:
+                for block in stream:
+                    assert block.memory is not None
+                    assert bytes(block.memory.view) == payload(block.key)
+            tiers.flush()
+            assert space.exists(keys).leading_hits() == 90  # and shared again
+        with pytest.raises(errors.NotFound, match="'bob'"):
+            session_keys("bob", kept)
+        assert unpin_session("alice/7", kept, keep=keys[:10]) == 80
+        assert kept.exists(keys).leading_hits() == 10
+        with pytest.raises(errors.NotFound):
+            session_keys("alice/7", kept)
+
+
+def test_the_list_of_a_long_session_has_many_pages(client: Client, home: str) -> None:
+    path = f"{home}/small"
+    small = Settings(block_bytes=4096, host_bytes=64 * 4096)
+    keys = keys_of(400)
+    with create_session_space(client, path, block_bytes=4096) as kept, TierManager(small) as tiers:
+        kept.put(keys, [key * 8 for key in keys])
+        assert pin_session(tiers, "long", keys, kept).there == 400
+        assert session_keys("long", kept) == keys
+        kept.delete([list_key("long", 2)])
+        with pytest.raises(errors.NotFound):
+            session_keys("long", kept)
+
+
+def test_a_space_that_may_drop_blocks_keeps_no_session(space: Space) -> None:
+    with TierManager(config(8)) as tiers, pytest.raises(errors.InvalidArgument, match="create_session_space"):
+        pin_session(tiers, "x", keys_of(1), space)

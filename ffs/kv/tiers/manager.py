@@ -82,10 +82,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[Block]:
         for position in range(len(self._wish.keys)):
-            yield self._wait(position)
-            self._manager._take(self._wish)
+            yield self.block(position)
+            self.release()
 
-    def _wait(self, position: int) -> Block:
+    def release(self) -> None:
+        """The first block that wasn't released yet is over; one more is asked for."""
+        self._manager._take(self._wish)
+
+    def block(self, position: int) -> Block:
+        """Waits for a position, not more than `ahead` after the first that wasn't released yet."""
         block = self._manager._await(self._wish, position, self._timeout_s)
         if block.outcome is Outcome.FAILED:
             self.failed.append(position)
@@ -95,7 +100,7 @@ class Stream:
 
     def wait_all(self) -> list[Block]:
         """All at once, each in its memory until the stream is closed. For streams that hold all (`fetch`)."""
-        return [self._wait(position) for position in range(len(self._wish.keys))]
+        return [self.block(position) for position in range(len(self._wish.keys))]
 
     def close(self) -> None:
         """Unpins what is left. Repeatable."""
