@@ -1,4 +1,4 @@
-# The cffi module ffs._native._ffs (API mode, abi3): a small Python script strips ffs.h and emits C.
+# The cffi module ffs._native._ffs (API mode, abi3): a small Python script strips the headers and emits C.
 # CMake 3.25 knows no limited ABI (Development.SABIModule is 3.26's), so its macro and suffix stand here.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 
@@ -6,8 +6,9 @@ set(generated ${CMAKE_CURRENT_BINARY_DIR}/_ffs.c)
 add_custom_command(
   OUTPUT ${generated}
   COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/ffs/_native/build.py
-          ${CMAKE_CURRENT_SOURCE_DIR}/native/include/ffs/ffs.h ${generated}
-  DEPENDS ffs/_native/build.py native/include/ffs/ffs.h
+          ${CMAKE_CURRENT_SOURCE_DIR}/native/include/ffs/ffs.h
+          ${CMAKE_CURRENT_SOURCE_DIR}/native/capi/python_ring.h ${generated}
+  DEPENDS ffs/_native/build.py native/include/ffs/ffs.h native/capi/python_ring.h
   VERBATIM)
 Python_add_library(_ffs MODULE ${generated})
 set_target_properties(_ffs PROPERTIES SUFFIX ".abi3.so" C_VISIBILITY_PRESET hidden)

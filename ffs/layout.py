@@ -196,6 +196,11 @@ class Placement:
         """The chains in use, by slot."""
         return list(self._order)
 
+    @property
+    def order(self) -> NDArray[np.uint32]:
+        """The chain of a file's chunk index, modulo the number of slots. Not to be changed."""
+        return self._order_array
+
     def chain_of(self, key: bytes) -> int:
         """The chain of a 16-byte chunk key."""
         high = int.from_bytes(key[:8], "big")

@@ -282,8 +282,9 @@ class Ring:
             raise BadHandle("this ring is closed")
         return self._raw
 
-    def prepare(self, sqes: NDArray[Any]) -> int:
-        """Takes requests (contiguous, SQE_DTYPE), whole groups only; how many were taken.
+    def prepare(self, sqes: NDArray[Any], numbers: Any = None) -> int:
+        """Takes requests (contiguous, SQE_DTYPE), whole groups only; how many entries were taken. With
+        `numbers` (entries.Numbers.raw) one of them for each request that was taken is in use from then on.
 
         Fewer than given: the ring is full. InvalidArgument names the first bad one; then none was taken.
         The Iovs must stay open until their requests complete."""
@@ -291,7 +292,10 @@ class Ring:
             raise InvalidArgument("requests have the dtype ffs._native.ring.SQE_DTYPE")
         if len(sqes) == 0:
             return 0
-        return check(lib.ffs_ring_prepare(self.raw, ffi.from_buffer("ffs_sqe[]", sqes), len(sqes)))
+        entries = ffi.from_buffer("ffs_sqe[]", sqes)
+        if numbers is None:
+            return check(lib.ffs_ring_prepare(self.raw, entries, len(sqes)))
+        return check(lib.ffs_py_prepare(self.raw, entries, len(sqes), numbers))
 
     def prepare_one(
         self,
@@ -313,8 +317,10 @@ class Ring:
         expiry_ms: int = 0,
         priority: int = 0,
         codec: int = 0,
+        numbers: Any = None,
     ) -> None:
-        """One request; key: 24 bytes. `data` holds at least `length` bytes. RingFull, InvalidArgument."""
+        """One request; key: 24 bytes. `data` holds at least `length` bytes; `numbers` as in prepare.
+        RingFull, InvalidArgument."""
         if len(key) != 24 or len(tag) > 16:
             raise InvalidArgument(f"a key has 24 bytes and a tag at most 16, not {len(key)} and {len(tag)}")
         sqe = self._one
@@ -345,7 +351,11 @@ class Ring:
         sqe.target = target
         ffi.memmove(sqe.tag, tag.ljust(16, b"\0"), 16)
         sqe.priority = priority
-        if check(lib.ffs_ring_prepare(self.raw, sqe, 1)) == 0:
+        if numbers is None:
+            taken = check(lib.ffs_ring_prepare(self.raw, sqe, 1))
+        else:
+            taken = check(lib.ffs_py_prepare(self.raw, sqe, 1, numbers))
+        if taken == 0:
             raise RingFull(f"the ring holds its {self.entries} requests: submit and wait, then go on")
 
     def submit(self) -> int:

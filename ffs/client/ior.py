@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ffs._native.entries import NO_END, Requests
 from ffs._native.iov import Iov, IovSlice
 from ffs._native.ring import (
     CQE_DTYPE,
@@ -85,6 +86,7 @@ class Ior:
         self._ring = Ring(client.native, entries)
         self._op, self._flags = (OP_READ, SQE_ZERO_FILL) if kind == "read" else (OP_WRITE, 0)
         self._table = Table(entries)
+        self._numbers = self._table.numbers.raw  # which the ring takes those of its requests from
         self._prepared = 0
         self._empty: list[int] = []  # userdata of reads at or beyond the end: done at once
         self._taken: NDArray[Any] | None = None  # from the ring, and not settled
@@ -140,21 +142,20 @@ class Ior:
             files, which = _distinct(files)
         if len(at) == 0:
             return 0
-        self._check(files, at, to, size, len(iov))
+        requests = Requests(at, to, size)
+        self._check(files, at, to, size, requests, len(iov))
+        taken = None
         if self.kind == "write":
             for number, end in enumerate(furthest(at + size, which, len(files))):
                 files[number].ensure_room(end)
-        else:
-            known = (
-                files[0].size
-                if len(files) == 1
-                else np.array([file.size for file in files], dtype=np.int64)[which]
-            )
-            size = np.minimum(size, np.maximum(known - at, 0))
-        taken = None
-        if len(files) == 1:
-            taken = self._take_inside(files[0], at, iov, to, size, user)
+            if len(files) == 1:
+                taken = self._take_inside(files[0], requests, iov, user, at + size)
+        elif len(files) == 1:
+            taken = self._take_inside(files[0], requests, iov, user)
         if taken is None:
+            if self.kind == "read":
+                known = np.array([file.size for file in files], dtype=np.int64)
+                size = np.minimum(size, np.maximum((known[which] if len(files) > 1 else known) - at, 0))
             taken = self._take(files, which, at, iov, to, size, user)
         if self.depth and self._prepared >= self.depth:
             self.submit()
@@ -181,6 +182,7 @@ class Ior:
         number = self._table.next()
         if number is None:
             return False
+        self._table.note_one(number, userdata, offset + size, file, part.iov)
         try:
             self._ring.prepare_one(
                 self._op,
@@ -194,42 +196,63 @@ class Ior:
                 flags=self._flags,
                 space_epoch=file.epoch,
                 priority=self.priority,
+                numbers=self._numbers,
             )
-        except RingFull:
-            return False
-        self._table.take_one(userdata, offset + size, file, part.iov)
+        except FfsError as error:  # it wasn't taken
+            self._table.forget(number)
+            if isinstance(error, RingFull):
+                return False
+            raise
         self._prepared += 1
         if self.depth and self._prepared >= self.depth:
             self.submit()
         return True
 
-    def _check(self, files: Sequence[File], at: Ints, to: Ints, size: Ints, room: int) -> None:
+    def _check(
+        self, files: Sequence[File], at: Ints, to: Ints, size: Ints, requests: Requests, room: int
+    ) -> None:
         for file in files:
             if not (file.readable() if self.kind == "read" else file.writable()):
                 raise InvalidArgument(f"{file.name!r} isn't open for a ring of kind {self.kind!r}", file.name)
-        if min(at.min(), to.min(), size.min() - 1) >= 0 and size.max() <= room and (to + size).max() <= room:
-            return
-        bad = (at < 0) | (size < 1) | (to < 0) | (to > room) | (size > room - to)
-        i = int(np.argmax(bad))
-        raise InvalidArgument(
-            f"request {i}: {size[i]} bytes at {at[i]} of the file and at {to[i]} of an Iov of {room} "
-            "bytes; give at least one byte, inside the Iov"
-        )
+        i = requests.first_bad(room)
+        if i is not None:
+            raise InvalidArgument(
+                f"request {i}: {size[i]} bytes at {at[i]} of the file and at {to[i]} of an Iov of {room} "
+                "bytes; give at least one byte, inside the Iov"
+            )
 
-    def _take_inside(self, file: File, at: Ints, iov: Iov, to: Ints, size: Ints, user: Ints) -> int | None:
-        """Requests of one file that each lie in one chunk: the short way. None: they don't."""
-        sqes = cut_inside(file, self._op, self._flags, at, iov.handle, to, size)
+    def _take_inside(
+        self, file: File, requests: Requests, iov: Iov, user: Ints, ends: Ints | None = None
+    ) -> int | None:
+        """Requests of one file that each lie in one chunk: the short way. None: they don't.
+
+        ends: of writes, where they end in the file; None: reads."""
+        known = file.size if ends is None else NO_END
+        sqes = cut_inside(file, requests, self._op, self._flags, iov.handle, known, self.priority)
         if sqes is None:
             return None
-        numbers = self._table.offer(len(at))
-        sqes = sqes[: len(numbers)]
+        numbers = self._table.offer(requests.count)
+        count = len(numbers)
+        if count < requests.count:
+            sqes, user = sqes[:count], user[:count]
         sqes["userdata"] = numbers
-        if self.priority:
-            sqes["priority"] = self.priority
-        taken = self._ring.prepare(sqes)
-        self._table.take(numbers[:taken], user[:taken], (at + size)[:taken], [file], _NO_INTS, iov)
+        if ends is None:
+            self._table.note_read(numbers, user, file, iov)
+        else:
+            self._table.note(numbers, user, ends[:count], [file], _NO_INTS, iov)
+        taken = self._give(sqes, numbers)
+        if taken < count:
+            self._table.forget(numbers[taken:])
         self._prepared += taken
         return taken
+
+    def _give(self, sqes: NDArray[Any], numbers: Ints) -> int:
+        """Entries to the ring, whose numbers the table knows; how many it took."""
+        try:
+            return self._ring.prepare(sqes, self._numbers)
+        except FfsError:  # it took none
+            self._table.forget(numbers)
+            raise
 
     def _take(
         self, files: list[File], which: Ints, at: Ints, iov: Iov, to: Ints, size: Ints, user: Ints
@@ -252,13 +275,13 @@ class Ior:
         sqes["userdata"][first[real]] = numbers
         if self.priority:
             sqes["priority"] = self.priority
-        taken_sqes = self._ring.prepare(sqes)
+        self._table.note(numbers, user[real], (at + size)[real], files, which[real], iov)
+        taken_sqes = self._give(sqes, numbers)
         taken = int(np.searchsorted(first + counts, taken_sqes, side="right"))
         if len(numbers) < int((counts > 0).sum()):
             taken = min(taken, int(np.flatnonzero(counts > 0)[len(numbers)]))
         real = real[real < taken]
-        numbers = numbers[: len(real)]
-        self._table.take(numbers, user[real], (at + size)[real], files, which[real], iov)
+        self._table.forget(numbers[len(real) :])
         self._empty += [int(u) for u in user[:taken][counts[:taken] == 0]]
         self._prepared += len(real)
         return taken
@@ -342,7 +365,7 @@ class Ior:
         ready = (*self._ready, cqes)
         # All or nothing: without a call from here on, as signal handlers run at the end of calls.
         cqes["userdata"] = users
-        self._table.free_count += count
+        self._numbers.free_count += count
         self._ready = ready
         self._taken = None
         return count
@@ -423,7 +446,7 @@ def _whole_numbers(values: ArrayLike, what: str) -> Ints:
     out = np.asarray(values)
     if out.ndim != 1 or (out.dtype.kind not in "iu" and out.size):
         raise InvalidArgument(f"{what}: give a one-dimensional array of whole numbers")
-    return out.astype(np.int64, copy=False)
+    return np.ascontiguousarray(out, dtype=np.int64)
 
 
 def part_of(data: Any) -> IovSlice:

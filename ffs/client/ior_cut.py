@@ -1,72 +1,51 @@
 """Requests of files as ring entries, one a chunk. Pure, no I/O. docs/ring.md, Ior.
 
 Two ways to the same entries: `cut` for anything, `cut_inside` for requests of one file that each lie in one
-chunk, as most small ones do; it costs a few microseconds a call. They are tested against each other.
+chunk, as most small ones do; it costs a few microseconds a call (C: ffs/_native/entries.py). They are tested
+against each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ffs._native.entries import NO_END, Requests
 from ffs._native.ring import SQE_DTYPE
 from ffs.layout import chunk_slices_array, file_chunk_keys
 
 if TYPE_CHECKING:
     from ffs.client.file import File
 
-# ffs_sqe with its key as (space, zeros, chunk index): the key of a file's chunk (ffs/layout.py).
-_FIELDS: Final = SQE_DTYPE.fields
-assert _FIELDS is not None
-_KEY_AT: Final = _FIELDS["key"][1]
-_FILE_DTYPE: Final = np.dtype(
-    {
-        "names": [*(name for name in SQE_DTYPE.names or () if name != "key"), "space", "index"],
-        "formats": [
-            *(_FIELDS[name][0] for name in SQE_DTYPE.names or () if name != "key"),
-            np.dtype(">u8"),
-            np.dtype(">u8"),
-        ],
-        "offsets": [
-            *(_FIELDS[name][1] for name in SQE_DTYPE.names or () if name != "key"),
-            _KEY_AT,
-            _KEY_AT + 16,
-        ],
-        "itemsize": SQE_DTYPE.itemsize,
-    }
-)
-
 Ints = NDArray[np.int64]
 
 
 def cut_inside(
-    file: File, op: int, flags: int, at: Ints, iov_handle: int, to: Ints, size: Ints
+    file: File,
+    requests: Requests,
+    op: int,
+    flags: int,
+    iov_handle: int,
+    known: int = NO_END,
+    priority: int = 0,
 ) -> NDArray[Any] | None:
-    """One entry a request, or None if a request is empty or crosses a chunk's end."""
+    """One entry a request, or None if a request is empty or crosses a chunk's end. Reads end at `known`."""
     placement = file.placement
-    chunk_size = placement.layout.chunk_size
-    shift = chunk_size.bit_length() - 1
-    index = at >> shift
-    inside = at & (chunk_size - 1)
-    if size.min() < 1 or (inside + size).max() > chunk_size:
-        return None
-    sqes = np.zeros(len(at), dtype=_FILE_DTYPE)
-    sqes["op"] = op
-    sqes["flags"] = flags
-    sqes["chain"] = placement.chains_of_indexes(index)
-    sqes["capability"] = file.capability
-    sqes["group"] = 1
-    sqes["space"] = file.inode
-    sqes["index"] = index
-    sqes["offset"] = inside
-    sqes["length"] = size
-    sqes["iov"] = iov_handle
-    sqes["iov_offset"] = to
-    sqes["space_epoch"] = file.epoch
-    return sqes.view(SQE_DTYPE)
+    return requests.cut_inside(
+        op,
+        flags,
+        inode=file.inode,
+        capability=file.capability,
+        epoch=file.epoch,
+        chunk_size=placement.layout.chunk_size,
+        chains=placement.order,
+        iov=iov_handle,
+        known=known,
+        priority=priority,
+    )
 
 
 def cut(

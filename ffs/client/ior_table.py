@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ffs._native.entries import Numbers
+
 if TYPE_CHECKING:
     from ffs._native.iov import Iov
     from ffs.client.file import File
@@ -20,40 +22,46 @@ Ints = NDArray[np.int64]
 
 
 class Table:
-    """`entries` requests at most."""
+    """`entries` requests at most.
+
+    What is noted of a number before it is in use does no harm; it is in use from the ring's prepare on, which
+    takes it (numbers.raw) in one step with its request: a signal may raise anywhere."""
 
     def __init__(self, entries: int) -> None:
-        self._free = np.arange(entries - 1, -1, -1, dtype=np.int64)  # a stack, used from its end
-        self.free_count = entries
+        self.numbers = Numbers(entries)
+        self._free = self.numbers.free
+        self._live = self.numbers.live
         self._entries = entries
         self._userdata = np.zeros(entries, dtype=np.uint64)
         self._end = np.zeros(entries, dtype=np.int64)
         self._epoch = np.zeros(entries, dtype=np.int64)
-        self._live = np.zeros(entries, dtype=np.bool_)
         self._file = np.full(entries, None, dtype=object)
         self._iov = np.full(entries, None, dtype=object)
+
+    @property
+    def free_count(self) -> int:
+        return int(self.numbers.raw.free_count)
 
     @property
     def busy(self) -> bool:
         return self.free_count < self._entries
 
     def offer(self, count: int) -> Ints:
-        """At most `count` numbers; they are taken by `take`."""
-        count = min(count, self.free_count)
-        return self._free[self.free_count - count : self.free_count][::-1].copy()
+        """At most `count` numbers, in the order in which they will be in use."""
+        free = self.free_count
+        return self._free[free - min(count, free) : free][::-1].copy()
 
     def next(self) -> int | None:
-        """A number; it is taken by `take_one`. None: all are in use."""
-        return int(self._free[self.free_count - 1]) if self.free_count else None
+        """The number that will be in use next. None: all are."""
+        free = self.free_count
+        return int(self._free[free - 1]) if free else None
 
-    def take(
+    def note(
         self, numbers: Ints, userdata: Ints, ends: Ints, files: list[File], which: Ints, iov: Iov
     ) -> None:
-        """The first `numbers` that were offered are in use now."""
-        self.free_count -= len(numbers)
+        """What the requests are that will have these numbers."""
         self._userdata[numbers] = userdata
         self._end[numbers] = ends
-        self._live[numbers] = True
         if len(files) == 1:
             self._file[numbers] = _boxed(files[0])
             self._epoch[numbers] = files[0].epoch
@@ -62,16 +70,24 @@ class Table:
             self._epoch[numbers] = np.array([file.epoch for file in files], dtype=np.int64)[which]
         self._iov[numbers] = _boxed(iov)
 
-    def take_one(self, userdata: int, end: int, file: File, iov: Iov) -> None:
-        """The number that `next` gave is in use now."""
-        self.free_count -= 1
-        number = self._free[self.free_count]
+    def note_read(self, numbers: Ints, userdata: Ints, file: File, iov: Iov) -> None:
+        """As `note`, of reads of one file: their ends and epochs are never asked for."""
+        self._userdata[numbers] = userdata
+        self._file[numbers] = _boxed(file)
+        self._iov[numbers] = _boxed(iov)
+
+    def note_one(self, number: int, userdata: int, end: int, file: File, iov: Iov) -> None:
+        """As `note`, of one request."""
         self._userdata[number] = userdata
         self._end[number] = end
-        self._live[number] = True
         self._file[number] = file
         self._epoch[number] = file.epoch
         self._iov[number] = iov
+
+    def forget(self, numbers: Ints | int) -> None:
+        """They are not in use after all: the ring didn't take their requests."""
+        self._file[numbers] = None
+        self._iov[numbers] = None
 
     def settle_one(self, number: int) -> int:
         """It is over: its userdata. As `settle`."""
@@ -82,8 +98,8 @@ class Table:
         return int(self._userdata[number])
 
     def settle(self, numbers: Ints) -> NDArray[Any]:
-        """They are over: their userdata. They are vacant once the caller has raised `free_count` by their
-        number; until then this may be done again, if a signal interrupted it."""
+        """They are over: their userdata. They are vacant once the caller has raised numbers.raw.free_count by
+        their number; until then this may be done again, if a signal interrupted it."""
         self._file[numbers] = None
         self._iov[numbers] = None
         self._live[numbers] = False

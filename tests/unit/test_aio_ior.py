@@ -111,9 +111,9 @@ def test_the_priority_is_that_of_both_its_rings(
     seen: list[tuple[int, int]] = []
     prepare = Ring.prepare
 
-    def see(ring: Ring, sqes: Any) -> int:
+    def see(ring: Ring, sqes: Any, numbers: Any) -> int:
         seen.extend(zip(sqes["op"].tolist(), sqes["priority"].tolist(), strict=True))
-        return prepare(ring, sqes)
+        return prepare(ring, sqes, numbers)
 
     monkeypatch.setattr(Ring, "prepare", see)
     run(main())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ffs import errors
+from ffs._native.entries import Requests
 from ffs._native.iov import Iov
 from ffs._native.lib import ffi
 from ffs._native.ring import OP_READ, OP_WRITE, SQE_DTYPE, SQE_ZERO_FILL, NativeClient
@@ -311,13 +312,22 @@ def test_the_short_way_of_cutting_equals_the_long_one(file: PlainFile, iov: Iov)
     to = rng.integers(0, 4 * CHUNK, n)
     none = np.zeros(n, dtype=np.int64)
     long, _, _ = cut([file], none, OP_READ, SQE_ZERO_FILL, at, iov.handle, to, size)
-    short = cut_inside(file, OP_READ, SQE_ZERO_FILL, at, iov.handle, to, size)
+    requests = Requests(at, to, size)
+    short = cut_inside(file, requests, OP_READ, SQE_ZERO_FILL, iov.handle)
     assert short is not None
+    short["userdata"] = 0
     assert short.tobytes() == long.tobytes()
+    known = int(at[np.argmin(at + size)]) + 1
+    assert cut_inside(file, requests, OP_READ, SQE_ZERO_FILL, iov.handle, known) is None  # others lie beyond
+    at[:], size[:] = known - 1, 10
+    cut_off = cut_inside(file, requests, OP_READ, SQE_ZERO_FILL, iov.handle, known, priority=3)
+    assert cut_off is not None
+    assert set(cut_off["length"]) == {1}
+    assert set(cut_off["priority"]) == {3}
     at[7], size[7] = CHUNK - 1, 2
-    assert cut_inside(file, OP_READ, 0, at, iov.handle, to, size) is None
+    assert cut_inside(file, requests, OP_READ, 0, iov.handle) is None
     size[7] = 0
-    assert cut_inside(file, OP_READ, 0, at, iov.handle, to, size) is None
+    assert cut_inside(file, requests, OP_READ, 0, iov.handle) is None
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
@@ -329,8 +339,10 @@ def test_a_single_request_is_what_an_array_of_one_is(
     with ring(client, kind=kind, priority=3) as single, ring(client, kind=kind, priority=3) as arrays:
         seen: list[Any] = []
         prepare = arrays._ring.prepare
-        monkeypatch.setattr(arrays._ring, "prepare", lambda sqes: seen.append(sqes.copy()) or prepare(sqes))
-        monkeypatch.setattr(single._ring, "prepare", lambda sqes: pytest.fail("it took the long way"))
+        monkeypatch.setattr(
+            arrays._ring, "prepare", lambda sqes, numbers: seen.append(sqes.copy()) or prepare(sqes, numbers)
+        )
+        monkeypatch.setattr(single._ring, "prepare", lambda *_: pytest.fail("it took the long way"))
         for number, (offset, place, size) in enumerate(places):
             single.prepare(file, offset, iov[place : place + size], 40 + number)
             assert arrays.prepare_many(file, [offset], iov, [place], [size], [40 + number]) == 1
@@ -421,7 +433,9 @@ def test_a_rings_priority_is_that_of_its_requests(
             monkeypatch.setattr(
                 ior._ring,
                 "prepare",
-                lambda sqes, seen=seen, prepare=prepare: seen.extend(sqes["priority"]) or prepare(sqes),
+                lambda sqes, numbers, seen=seen, prepare=prepare: (
+                    seen.extend(sqes["priority"]) or prepare(sqes, numbers)
+                ),
             )
             ior.prepare_many(file, [0], iov, [0], [10])  # in one chunk, and over three
             ior.prepare(file, CHUNK - 5, iov[0 : CHUNK + 10])

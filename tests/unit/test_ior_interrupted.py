@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from test_ior import PlainClient, PlainFile, client, file, iov  # noqa: F401 - fixtures
+from test_ior import CHUNK, PlainClient, PlainFile, client, file, iov  # noqa: F401 - fixtures
 
 from ffs._native.iov import Iov
 from ffs.client.ior import Ior
@@ -80,12 +80,59 @@ def test_an_interrupted_wait_loses_nothing(
     assert interrupts > 10
 
 
+@pytest.mark.parametrize("way", ["one", "many", "across chunks"])
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_an_interrupted_prepare_gives_no_number_out_twice(
+    client: PlainClient,  # noqa: F811
+    file: PlainFile,  # noqa: F811
+    iov: Iov,  # noqa: F811
+    kind: str,
+    way: str,
+) -> None:
+    """Two requests had one number: the end of the second was told as that of the first, which never ended."""
+
+    def prepare(user: int) -> None:
+        if way == "one":
+            ior.prepare(file, 0, iov[0:1], user)
+        else:
+            at = [0] if way == "many" else [CHUNK - 1]
+            assert ior.prepare_many(file, at, iov, [0], [2], [user]) == 1
+
+    place = interrupts = after = 0
+    with Ior(client, ENTRIES, kind) as ior:
+        while True:
+            place += 1
+            at = InterruptAt(place)
+            before = ior._table.free_count
+            try:
+                with at:
+                    prepare(1)
+            except KeyboardInterrupt:
+                interrupts += 1
+            taken = before - ior._table.free_count
+            after += interrupts == place and taken
+            prepare(2)
+            file.failures = 0
+            ior.submit()
+            ior.cancel_range(0, 100)
+            done = ior.wait(taken + 1, 5)
+            assert sorted(completion.userdata for completion in done) == [*([1] * taken), 2], place
+            assert ior._table.free_count == ENTRIES
+            assert ior.wait(1) == []
+            assert file.failures > 0 or kind == "read"
+            if at.left > 0:
+                break  # it had fewer calls
+    assert interrupts > 5
+    assert after > 0  # it was interrupted after the ring had taken the request
+
+
 def test_a_wait_ends_when_nothing_is_in_flight(
     client: PlainClient,  # noqa: F811
     file: PlainFile,  # noqa: F811
     iov: Iov,  # noqa: F811
 ) -> None:
     with Ior(client, ENTRIES) as ior:
-        ior._table.take_one(1, 1, file, iov)  # as if native had lost it
+        ior._table.note_one(15, 1, 1, file, iov)
+        ior._numbers.free_count -= 1  # as if native had lost it
         assert ior.wait(1, 20) == []
         assert ior.wait(1) == []
