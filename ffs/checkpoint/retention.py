@@ -53,6 +53,13 @@ def is_pinned(client: Client, path: str) -> bool:
         return False
 
 
+def pin_reason(client: Client, path: str) -> str | None:
+    """Why it is pinned; "": nobody said; None: it isn't."""
+    if not is_pinned(client, path):
+        return None
+    return client.getxattr(path, PIN).decode(errors="replace")
+
+
 def pin(client: Client, path: str, reason: str = "") -> None:
     """Keeps a checkpoint from retention. Blocking. NotFound."""
     client.setxattr(path, PIN, reason.encode())

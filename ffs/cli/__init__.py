@@ -44,6 +44,7 @@ _NOUNS = (
     "space",
     "kv",
     "quota",
+    "ckpt",
     "user",
     "xattr",
     "device",

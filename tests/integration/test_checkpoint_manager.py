@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 from ffs import checkpoint, errors
 from ffs.checkpoint import persist
 from ffs.checkpoint.commit import is_remains
+from ffs.cli import main
 from ffs.client.client import Client
 
 
@@ -320,3 +322,49 @@ def test_one_rank_that_fails_fails_all_and_leaves_the_last_one(
     with checkpoint.Manager(client, f"{home}/run") as later:
         assert later.latest() == 1
     assert client.listdir(f"{home}/run") == ["step-1"]
+
+
+def test_the_command_line(
+    client: Client, home: str, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ffs(*words: str) -> tuple[int, str, str]:
+        status = main(["--cluster", address, "ckpt", *words])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    run = f"{home}/run"
+    with checkpoint.Manager(client, run) as manager:
+        for step in (9, 10):
+            state = {"w": torch.full((3 << 20,), 1.0), "b": torch.full((10,), float(step)), "n": step}
+            manager.save(step, state, block=True)
+    status, out, _ = ffs("ls", run)
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["9", "10"]
+    assert ffs("ls", f"{run}/step-9")[1].splitlines()[1:] == out.splitlines()[1:2]
+    assert "2 tensors" in ffs("show", f"{run}/step-10")[1]
+    status, out, _ = ffs("diff", f"{run}/step-9", f"{run}/step-10")
+    assert (status, out.splitlines()) == (0, ["changed   b", "1 tensor the same, 1 not"])
+    assert ffs("verify", run)[0] == 0
+    assert ffs("pin", "--reason", "paper", f"{run}/step-10")[0] == 0
+    assert "paper" in ffs("show", f"{run}/step-10")[1]
+    status, _, error = ffs("rm", f"{run}/step-10")
+    assert (status, "unpin" in error) == (1, True)
+    assert ffs("unpin", f"{run}/step-10")[0] == 0
+    assert ffs("rm", run)[0] == 1  # a run is no checkpoint
+    assert ffs("rm", f"{run}/step-10")[0] == 0
+    assert client.listdir(run) == ["step-9"]
+
+    manifest = checkpoint.read_manifest(client, f"{run}/step-9")
+    (part,) = manifest.tensors["b"].parts
+    with client.open(f"{run}/step-9/{manifest.shards[part.shard].file}", "r+b") as file:
+        file.seek(part.offset)
+        file.write(b"\x01")
+    status, _, error = ffs("verify", run)
+    assert status == 1
+    assert "small-b" in error
+    assert "aren't those that were saved" in error
+    client.remove(f"{run}/step-9/{manifest.shards[1 - part.shard].file}")
+    status, out, error = ffs("verify", "--json", run)
+    assert (status, len(json.loads(out)["damages"])) == (1, 2)
+    assert "isn't there" in error
