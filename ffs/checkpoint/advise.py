@@ -1,9 +1,9 @@
 """How often to save: Young's and Daly's intervals, and what they cost. Pure.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974); J. T. Daly,
-"A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006). With saves
-"A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006). When saves go
-until a checkpoint is visible. All times in seconds.
+"A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006). When saves
+go on in the background the stall takes the place of the dump, and what is lost at a failure grows by the
+time until a checkpoint is visible. All times in seconds.
 """
 
 from __future__ import annotations

@@ -126,15 +126,26 @@ class Attempt:
             return self._published()
         manifest = merge(reports, self.step, self.goal)
         try:
-            self._put_manifest(manifest)
-            self.client.rename_exclusive(self.data, self.goal)
+            self.publish(manifest)
         except NotFound:
             return self._published()
         except Exists:
-            published = self._published()
-            if published != manifest:
-                raise Exists("another save took this step meanwhile: nothing was saved", self.goal) from None
+            if self._published() != manifest:
+                raise
         return manifest
+
+    def publish(self, manifest: Manifest) -> None:
+        """Puts the manifest beside the shards and makes all of it visible. Exists; NotFound: another rank did
+        so."""
+        self.put_beside(manifests.FILE_NAME, manifests.encode(manifest))
+        try:
+            self.client.rename_exclusive(self.data, self.goal)
+        except Exists:
+            raise Exists("another save took this name meanwhile: nothing was saved", self.goal) from None
+
+    def put_beside(self, name: str, data: bytes) -> None:
+        """A file beside the shards, whole or not at all."""
+        self._put_whole(posixpath.join(self.data, name), data)
 
     def tidy(self) -> None:
         """Removes what isn't the checkpoint. Best effort: whoever comes later does it again."""
@@ -178,9 +189,6 @@ class Attempt:
 
     def _put(self, name: str, data: bytes) -> None:
         self._put_whole(posixpath.join(self.reports, name), data)
-
-    def _put_manifest(self, manifest: Manifest) -> None:
-        self._put_whole(posixpath.join(self.data, manifests.FILE_NAME), manifests.encode(manifest))
 
     def _put_whole(self, path: str, data: bytes) -> None:
         """Appears whole or not at all, and leaves nothing beside it."""

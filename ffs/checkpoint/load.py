@@ -142,7 +142,7 @@ def own_part(manifest: Manifest, rank: int, path: str) -> Manifest:
 
 
 @dataclass(slots=True)
-class _Goal:
+class Goal:
     """Where a tensor, or a piece of it, goes: `buffer` are its bytes in C order; `iov` and `at` say where
     they lie if that is an Iov."""
 
@@ -170,9 +170,9 @@ def _new_tensors(
         entry = manifest.tensors[name]
         memory = iov.buffer()[at : at + entry.bytes] if iov is not None else memoryview(b"")
         buffer = np.frombuffer(memory, np.uint8) if entry.bytes else np.zeros(0, np.uint8)
-        goals.append(_Goal(name, ((0,) * len(entry.shape), entry.shape), buffer, iov, at))
+        goals.append(Goal(name, ((0,) * len(entry.shape), entry.shape), buffer, iov, at))
         found[name] = as_tensor(entry.spec(name), memory, framework or entry.framework)
-    _read(client, path, manifest, goals)
+    read_goals(client, path, manifest, goals)
     return {name: found[name] for name in names}
 
 
@@ -215,10 +215,10 @@ def _load_into(client: Client, path: str, manifest: Manifest, into: Any, strict:
         seen[kept].add(id(tensor))
         goals.setdefault(kept, []).append(Destination(manifest.tensors[kept].spec(name), tensor))
     first = [
-        _Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].buffer)
+        Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].buffer)
         for name, destinations in goals.items()
     ]
-    _read(client, path, manifest, first)
+    read_goals(client, path, manifest, first)
     for destinations in goals.values():
         for other in destinations[1:]:
             _copy_between(destinations[0], other)
@@ -283,7 +283,8 @@ def _some(names: Sequence[str]) -> str:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _read(client: Client, path: str, manifest: Manifest, goals: Sequence[_Goal]) -> None:
+def read_goals(client: Client, path: str, manifest: Manifest, goals: Sequence[Goal]) -> None:
+    """Reads boxes of tensors into their buffers, verified. The caller holds the checkpoint. Blocking."""
     sizes = {posixpath.join(path, shard.file): shard.bytes for shard in manifest.shards}
 
     def opened(file: File, where: str) -> None:
@@ -298,7 +299,7 @@ def _read(client: Client, path: str, manifest: Manifest, goals: Sequence[_Goal])
         fetch(client, merged(wants), opened)
 
 
-def _wants(path: str, manifest: Manifest, goal: _Goal, verifier: _Verifier) -> Iterator[Want]:
+def _wants(path: str, manifest: Manifest, goal: Goal, verifier: _Verifier) -> Iterator[Want]:
     entry = manifest.tensors[goal.name]
     item = DTYPE_BYTES[entry.dtype]
     for part in entry.parts:
@@ -311,7 +312,7 @@ def _wants(path: str, manifest: Manifest, goal: _Goal, verifier: _Verifier) -> I
             yield _want(where, part, wanted, goal, verifier)
 
 
-def _want(where: str, part: Part, wanted: Range, goal: _Goal, verifier: _Verifier) -> Want:
+def _want(where: str, part: Part, wanted: Range, goal: Goal, verifier: _Verifier) -> Want:
     whole = wanted.length == part.bytes
     offset = part.offset + wanted.offset
     run = place_in(goal.box[1], wanted)

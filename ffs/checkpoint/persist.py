@@ -40,10 +40,7 @@ class Written:
     def add(self, staged: StagedFile, linked: bool) -> None:
         number = len(self.shards)
         self.shards.append(Shard(staged.plan.file, staged.nbytes, linked))
-        place = {placed.spec.name: placed.begin for placed in staged.shard.tensors}
-        for part, digest in zip(staged.plan.parts, staged.hashes, strict=True):
-            box = (None, None) if part.whole else (part.begin, part.extent)
-            entry = Part(number, place[part.spec.name], part.nbytes, digest, *box)
+        for part, entry in zip(staged.plan.parts, entries(staged, number), strict=True):
             before = self.tensors.get(part.name)
             parts = (*(before.parts if before else ()), entry)
             self.tensors[part.name] = Tensor(part.dtype, part.shape, parts, staged.frameworks[part.name])
@@ -59,14 +56,26 @@ class Written:
 def hash_parts(staged: StagedFile) -> None:
     """BLAKE3 of each part, on all processors that are free."""
     memory = staged.region.memory()
-    place = {placed.spec.name: placed for placed in staged.shard.tensors}
     hashes = []
-    for part in staged.plan.parts:
-        placed = place[part.spec.name]
+    for _, placed in staged.placed():
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
         hasher.update(memory[placed.begin : placed.end])
         hashes.append(hasher.hexdigest())
     staged.hashes = hashes
+
+
+def entries(staged: StagedFile, number: int) -> list[Part]:
+    """Its parts as the manifest has them, in a file of that number. After hash_parts."""
+    return [
+        Part(
+            number,
+            placed.begin,
+            part.nbytes,
+            digest,
+            *((None, None) if part.whole else (part.begin, part.extent)),
+        )
+        for (part, placed), digest in zip(staged.placed(), staged.hashes, strict=True)
+    ]
 
 
 def key_of(staged: StagedFile) -> ContentKey:

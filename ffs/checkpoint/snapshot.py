@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ffs.checkpoint.plan import PART_BYTES, FilePlan, Part, files_of, owners
-from ffs.checkpoint.shard import ShardPlan, plan_shard
+from ffs.checkpoint.shard import PlacedTensor, ShardPlan, plan_shard
 from ffs.checkpoint.staging import PAGE, Pool, Region
 from ffs.checkpoint.state import is_own
 from ffs.checkpoint.tensors import Bytes, Framework, Source, describe
@@ -48,6 +48,17 @@ class StagedFile:
     @property
     def nbytes(self) -> int:
         return self.shard.nbytes
+
+    def image(self) -> Bytes:
+        """Its memory, the header written."""
+        memory = np.frombuffer(self.region.memory(), np.uint8)
+        memory[: len(self.shard.header)] = np.frombuffer(self.shard.header, np.uint8)
+        return memory
+
+    def placed(self) -> Iterator[tuple[Part, PlacedTensor]]:
+        place = {placed.spec.name: placed for placed in self.shard.tensors}
+        for part in self.plan.parts:
+            yield part, place[part.spec.name]
 
 
 def plan_state(
@@ -115,29 +126,24 @@ def stage(
 ) -> Iterator[StagedFile]:
     """Copies one file after the other; waits for memory as `Pool.take`. The state must not change until the
     last one was given out."""
-    flat = _Flat()
+    flat = Flat()
     for file, shard in plan.files:
         region = pool.take(shard.nbytes, failed)
         try:
-            _fill(file, shard, plan, region, flat)
+            frameworks = {part.name: plan.sources[part.name].framework for part in file.parts}
+            staged = StagedFile(file, shard, region, frameworks)
+            memory = staged.image()
+            for part, placed in staged.placed():
+                if part.nbytes:
+                    flat.copy(plan.sources[part.name], part, memory[placed.begin : placed.end])
+            del memory
         except BaseException:
             region.release()
             raise
-        frameworks = {part.name: plan.sources[part.name].framework for part in file.parts}
-        yield StagedFile(file, shard, region, frameworks)
+        yield staged
 
 
-def _fill(file: FilePlan, shard: ShardPlan, plan: StatePlan, region: Region, flat: _Flat) -> None:
-    memory = np.frombuffer(region.memory(), np.uint8)
-    memory[: len(shard.header)] = np.frombuffer(shard.header, np.uint8)
-    place = {placed.spec.name: placed for placed in shard.tensors}
-    for part in file.parts:
-        placed = place[part.spec.name]
-        if part.nbytes:
-            flat.copy(plan.sources[part.name], part, memory[placed.begin : placed.end])
-
-
-class _Flat:
+class Flat:
     """Copies parts; keeps the last tensor that had to be made contiguous, since its parts come in turn."""
 
     def __init__(self) -> None:
