@@ -315,6 +315,7 @@ CLASS_OF_DETAIL: dict[int, type[FfsError]] = {
     24: AccessDenied,  # without that right
     25: AccessDenied,  # unsigned, where that isn't taken
     26: AccessDenied,  # a server that can't prove the cluster's secret
+    27: ProtocolError,  # wanted: never told to a caller, unless a server wants what it was given
 }
 
 

@@ -79,6 +79,7 @@ Status Link::on_hello_reply(const net::Frame& frame, Detail* detail) {
   connection_->reader.speak(answer.version);
   connection_->queue.speak(answer.version);
   takes_read_many_ = (answer.features & wire::kFeatureReadMany) != 0;
+  takes_offers_ = (answer.features & wire::kFeatureOffer) != 0;
   state_ = State::kReady;
   failures = 0;
   return ok_status();

@@ -51,6 +51,7 @@ class Link {
   // the slot's context and region, which add_read fills with reads that join it. push_reads queues it;
   // whatever must stand behind its reads on the connection does that first.
   bool takes_read_many() const { return takes_read_many_; }
+  bool takes_offers() const { return takes_offers_; }
   bool joins_reads(const Slot& slot) const;
   void begin_reads(const Slot& first, const wire::Context& context);
   void add_read(const Slot& slot, uint64_t request_id);
@@ -134,6 +135,7 @@ class Link {
   uint64_t removals_seen_ = 0;
   std::vector<uint8_t> bytes_;  // of a capability, reused
   bool takes_read_many_ = false;
+  bool takes_offers_ = false;
   ManyReads many_;
 };
 

@@ -54,6 +54,9 @@ Decision on_reply(const Situation& s, const TryOutcome& o) {
     case Detail::kNoCapability:
       if (s.capability_sent_again) return complete(o.status, Detail::kNoCapability);
       return {Next::kSendCapability, 0, 0, Detail::kNone};
+    case Detail::kWanted:
+      if (s.data_sent) return complete(EPROTO, Detail::kBadFrame);
+      return {Next::kSendData, 0, 0, Detail::kNone};
     case Detail::kNoRegion:
       return {Next::kRegister, 0, 0, Detail::kNone};
     case Detail::kDeadline:  // the server gave up waiting; our own deadline decides
@@ -122,6 +125,7 @@ bool certainly_not_applied(const TryOutcome& o) {
     case Detail::kNoRegion:
     case Detail::kReissue:
     case Detail::kChecksum:
+    case Detail::kWanted:
       return true;
     default:
       return false;

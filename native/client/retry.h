@@ -31,6 +31,7 @@ struct Situation {
   bool untried_left = false;  // read: a serving replica that this round hasn't asked
   bool sound_left = false;    // read: a serving replica that hasn't shown damage
   bool capability_sent_again = false;
+  bool data_sent = false;       // create: not just offered
   uint32_t bad_data_count = 0;  // how often data was damaged on the way
 };
 
@@ -40,6 +41,7 @@ enum class Next : uint8_t {
   kAgain,            // after after_ms, same identity; replicas of all kinds are welcome again
   kAwaitRouting,     // the same, and newer routing is asked for and ends the wait
   kAwaitCapability,  // until the capability is renewed
+  kSendData,         // at once, with the bytes that were offered
   kSendCapability,   // open the capability anew on the connection, then send again
   kRegister,         // forget the region on that connection, then send again
   kReissue,          // after after_ms, under a new sequence: only what is identified

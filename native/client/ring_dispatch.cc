@@ -271,14 +271,15 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
   s.identified = slot.channel.number != 0;
   s.attempt = slot.attempt;
   s.capability_sent_again = slot.capability_sent_again;
+  s.data_sent = slot.wanted;
   if (outcome.detail == Detail::kChecksum) slot.bad_data_count++;
   s.bad_data_count = slot.bad_data_count;
-  if (outcome.detail != Detail::kNone) slot.last_detail = outcome.detail;
+  if (outcome.detail != Detail::kNone && outcome.detail != Detail::kWanted) slot.last_detail = outcome.detail;
   if (slot.update && !certainly_not_applied(outcome) && outcome.ending != Ending::kReply)
     slot.lost_try = true;
   note_members(slot, outcome, &s);
   const Decision d = decide(s, outcome);
-  if (d.next != Next::kComplete) {
+  if (d.next != Next::kComplete && d.next != Next::kSendData) {
     stats_.retries++;
     if (slot.hedge != kNoSlot) {  // the second replica has been asked already
       park(index, client_->options().try_timeout_ms, d.next == Next::kAwaitRouting, false);
@@ -301,6 +302,10 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
       return park(index, d.after_ms, true, false);
     case Next::kAwaitCapability:
       return park(index, kCapabilityRetryMs, false, true);
+    case Next::kSendData:
+      slot.wanted = true;
+      slot.attempt--;  // it is the same try still
+      return dispatch(index);
     case Next::kSendCapability:
       slot.capability_sent_again = true;
       if (slot.link->ready()) slot.link->forget_capability(slot.sqe.capability);

@@ -17,6 +17,9 @@ namespace {
 // So much is encoded ahead of what the socket took.
 constexpr size_t kSendAheadBytes = 1u << 20;
 constexpr uint64_t kMsNs = 1000000;
+// Creates of more bytes are offered before they go through a socket: a round trip, where they are there
+// already.
+constexpr uint32_t kOfferAboveBytes = 64u << 10;
 
 net::Bytes bytes_of(const std::vector<uint32_t>& words, uint32_t count) {
   return {reinterpret_cast<const uint8_t*>(words.data()), size_t{count} * sizeof(uint32_t)};
@@ -313,13 +316,21 @@ void Ring::push_update(Link& link, uint32_t index, const wire::Context& context)
     link.connection().queue.push(Type::kUpdate, request_id(index, slot), update);
     return;
   }
+  // Without checksums a server could take bytes that their owner changed after giving up.
+  if (client_->options().checksums) {
+    slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, false);
+  }
+  if (sqe.op == FFS_OP_CREATE && sqe.length > kOfferAboveBytes && slot.region == 0 && !slot.wanted &&
+      link.takes_offers()) {
+    update.flags |= wire::kUpdateOffer;
+    link.connection().queue.push(Type::kUpdate, request_id(index, slot), update);
+    return;
+  }
   const net::Bytes data(slot.data(), sqe.length);
   uint32_t pieces = 0;
   if (client_->options().checksums) {
     pieces = net::piece_count(sqe.offset, sqe.length);
     net::piece_crcs(sqe.offset, data, crcs_.data());
-    // Without checksums a server could take bytes that their owner changed after giving up.
-    slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, false);
   }
   update.bulk.length = sqe.length;
   update.bulk.kind =

@@ -48,6 +48,7 @@ struct Slot {
   bool answered_early = false;  // with `outcome`, which counts once the payload is through
   bool direct_read = false;     // this try's data goes straight into the slice
   bool lost_try = false;        // update: an earlier try went unanswered
+  bool wanted = false;  // create: a server that was offered its bytes wants them (docs/ring.md, Offers)
   bool capability_sent_again = false;
   bool parked_for_routing = false;
   bool parked_for_capability = false;

@@ -39,6 +39,7 @@ enum class Outcome : uint16_t {
   io_error = 18,          // the device failed
   dropped = 19,           // journal only: given up in recovery, as if it had never come
   corrupt = 20,           // at rest, on this replica: ask another
+  wanted = 21,            // a create that was offered without its bytes would take them: send it
 };
 
 // What an update does to a chunk. Numbers are on the wire and in the journal.

@@ -19,14 +19,15 @@ struct Overloaded : F... {
 bool valid(const ClientUpdate& u) {
   switch (u.kind) {
     case UpdateKind::write:
-      return u.length_bytes > 0 && u.offset_bytes <= kMaxChunkBytes &&
+      return u.length_bytes > 0 && !u.offer && u.offset_bytes <= kMaxChunkBytes &&
              u.length_bytes <= kMaxChunkBytes - u.offset_bytes;
     case UpdateKind::truncate:
     case UpdateKind::replace:
+      return u.offset_bytes == 0 && u.length_bytes <= kMaxChunkBytes && !u.offer;
     case UpdateKind::create:
       return u.offset_bytes == 0 && u.length_bytes <= kMaxChunkBytes;
     case UpdateKind::remove:
-      return true;
+      return !u.offer;
   }
   return false;
 }
@@ -115,6 +116,7 @@ void Replica::Machine::judge_update(Request* r, const ClientUpdate& u) {
   if (!turn_allows(r, u, c)) return;
   const Outcome room = room_for(u);
   if (room != Outcome::ok && store_.makes_room(u.key)) return park(r);
+  if (u.offer) return reply(r, room == Outcome::ok ? Outcome::wanted : room);
   if (u.payload_state == PayloadState::later && carries_payload(u.kind) && !r->fetched) {
     r->state = Request::State::fetching;
     r->op = new_op(Op::Kind::fetch_for_request, r, nullptr);

@@ -73,6 +73,7 @@ struct ClientUpdate {
   Attributes attributes;
   bool need_existing = false;  // answer `absent` instead of creating the chunk
   bool beyond_end = false;     // a write: answer `existed` if the newest version reaches beyond offset_bytes
+  bool offer = false;          // a create without its payload: nothing changes, `wanted` if it would be taken
   Version expected;            // not none: apply only if this is the newest version (else condition_failed)
   uint64_t space_epoch = 0;
   uint64_t deadline_ms = 0;

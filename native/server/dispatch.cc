@@ -86,7 +86,7 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
   reply.incarnation = config_.incarnation;
   reply.routing_epoch = routing_epoch_;
   reply.max_payload_bytes = wire::kMaxPayloadBytes;
-  reply.features = wire::kFeatureUsed | wire::kFeatureReadMany;
+  reply.features = wire::kFeatureUsed | wire::kFeatureReadMany | wire::kFeatureOffer;
   reply.version = net::choose_version(net::spoken_versions(), {hello.version_min, hello.version_max});
   const bool known_role = hello.role == static_cast<uint8_t>(wire::Role::kClient) ||
                           hello.role == static_cast<uint8_t>(wire::Role::kServer);

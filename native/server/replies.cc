@@ -194,7 +194,7 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
     background_.client_served(now_us_);
     metrics_.updates++;
     metrics_.update_bytes += request->length;
-  } else if (answer.outcome != Outcome::existed) {
+  } else if (answer.outcome != Outcome::existed && answer.outcome != Outcome::wanted) {
     metrics_.errors++;
   }
   session.connection.queue.push(Type::kUpdateReply, request->request_id, reply);

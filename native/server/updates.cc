@@ -47,13 +47,18 @@ bool Shard::update_fault(const net::Frame& frame, const wire::Update& update) co
       update.kind > static_cast<uint8_t>(UpdateKind::kTouch)) {
     return true;
   }
-  if (update.tag_bytes > kMaxTagBytes ||
-      (update.flags & ~(wire::kUpdatePin | wire::kUpdateNeedExisting | wire::kUpdateBeyondEnd)) != 0)
-    return true;
+  constexpr uint32_t kKnown =
+      wire::kUpdatePin | wire::kUpdateNeedExisting | wire::kUpdateBeyondEnd | wire::kUpdateOffer;
+  if (update.tag_bytes > kMaxTagBytes || (update.flags & ~kKnown) != 0) return true;
   if ((update.flags & wire::kUpdateBeyondEnd) != 0 && update.kind != static_cast<uint8_t>(UpdateKind::kWrite))
     return true;
   if (static_cast<uint64_t>(update.offset) + update.length > kMaxChunkBytes) return true;
   if (update.codec != 0 && update.logical_length > kMaxChunkBytes) return true;
+  if ((update.flags & wire::kUpdateOffer) != 0) {
+    return frame.type != Type::kUpdate || update.kind != static_cast<uint8_t>(UpdateKind::kCreate) ||
+           update.offset != 0 || update.bulk.kind != static_cast<uint8_t>(wire::BulkKind::kNone) ||
+           frame.payload_bytes != 0 || !frame.var.empty();
+  }
   if (!data || update.length == 0)
     return frame.payload_bytes != 0 || (data && (inline_data || region_data) && update.bulk.length != 0);
   if (!inline_data && !region_data) return true;
@@ -94,7 +99,7 @@ bool Shard::on_update(Session& session, const net::Frame& frame) {
     session.incoming.payload = payload_for(frame, update);
     return receive_payload(session, BufferUse::kUpdate);
   }
-  if (!has_data(update.kind) || update.length == 0) {
+  if (!has_data(update.kind) || update.length == 0 || (update.flags & wire::kUpdateOffer) != 0) {
     submit_update(session, update, frame.request_id, nullptr, craq::PayloadState::ready);
     return true;
   }
@@ -192,6 +197,7 @@ void Shard::submit_update(Session& session, const wire::Update& update, uint64_t
   event_.attributes.expiry_ms = expiry_of(*target, update);
   event_.need_existing = (update.flags & wire::kUpdateNeedExisting) != 0;
   event_.beyond_end = (update.flags & wire::kUpdateBeyondEnd) != 0;
+  event_.offer = (update.flags & wire::kUpdateOffer) != 0;
   event_.space_epoch = update.context.space_epoch;
   event_.deadline_ms = deadline(update.context.deadline_ms);
   event_.payload = give(*target, payload);

@@ -53,6 +53,8 @@ Told told(Outcome outcome, bool reading) {
       return {EAGAIN, Detail::kReissue};
     case Outcome::corrupt:
       return {EIO, Detail::kCorrupt};
+    case Outcome::wanted:
+      return {EAGAIN, Detail::kWanted};
   }
   FFS_CHECK(false && "an outcome without a meaning");
   return {EIO, Detail::kNone};

@@ -107,6 +107,17 @@ TEST_CASE("answers are answers") {
   CHECK(reply(s, EBADMSG, Detail::kChecksum).status == EBADMSG);
 }
 
+TEST_CASE("what was offered and is wanted is sent at once, and once") {
+  Situation s;
+  s.update = true;
+  CHECK(reply(s, EAGAIN, Detail::kWanted).next == Next::kSendData);
+  CHECK(certainly_not_applied({Ending::kReply, EAGAIN, Detail::kWanted}));
+  s.data_sent = true;  // a server that wants what it was given
+  const Decision d = reply(s, EAGAIN, Detail::kWanted);
+  CHECK(d.next == Next::kComplete);
+  CHECK(d.status == EPROTO);
+}
+
 TEST_CASE("only answers that say so make an update certainly not applied") {
   CHECK(certainly_not_applied({Ending::kReply, EAGAIN, Detail::kNotHead}));
   CHECK(certainly_not_applied({Ending::kUnreachable}));

@@ -117,6 +117,55 @@ TEST_CASE("a group's result: bytes up to the first short entry, or the first fai
   CHECK(done[0].chain == 5);
 }
 
+TEST_CASE("a large create is offered first: what is there costs no transfer, what isn't comes after it") {
+  struct Seen {
+    int offers = 0, whole = 0;
+    size_t bytes = 0;
+  } seen;
+  Peer peer([&seen](Peer& p, net::Connection& c, const Peer::Request& r) {
+    const auto lock = p.hold();
+    const bool offer = (r.update.flags & wire::kUpdateOffer) != 0;
+    CHECK(r.payload.size() == (offer ? 0 : r.update.length));
+    CHECK(r.var.size() == (offer ? 0 : (r.update.length + 65535) / 65536 * 4));
+    seen.offers += offer;
+    seen.whole += !offer;
+    seen.bytes += r.payload.size();
+    if (r.update.key[8] == 1) return Peer::answer_update(c, r.id, EEXIST, Detail::kNone, r.update.length);
+    if (offer) return Peer::answer_update(c, r.id, EAGAIN, Detail::kWanted);
+    Peer::answer_update(c, r.id);
+  });
+  peer.hello.features = wire::kFeatureOffer;
+  Bench b({&peer});
+  const auto create = [&](uint32_t length, uint8_t known, const Seen& expected, int64_t result) {
+    {
+      const auto lock = peer.hold();
+      seen = {};
+    }
+    ffs_sqe e = b.sqe(FFS_OP_CREATE, 1, length);
+    e.key[8] = known;
+    REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+    const auto done = b.complete(1);
+    REQUIRE(done.size() == 1);
+    CHECK(done[0].result == result);
+    const auto lock = peer.hold();
+    CHECK(seen.offers == expected.offers);
+    CHECK(seen.whole == expected.whole);
+    CHECK(seen.bytes == expected.bytes);
+  };
+  create(65537, 1, {1, 0, 0}, -EEXIST);
+  create(65537, 0, {1, 1, 65537}, 65537);
+  create(65536, 1, {0, 1, 65536}, -EEXIST);  // a small one goes at once
+  CHECK(b.ring->stats().retries == 0);
+  peer.stop();
+  Peer older([&seen](Peer& p, net::Connection& c, const Peer::Request& r) {
+    const auto lock = p.hold();
+    seen.offers += (r.update.flags & wire::kUpdateOffer) != 0;
+    Peer::answer_update(c, r.id);
+  });
+  b.route(2, {&older});
+  create(65537, 0, {0, 0, 0}, 65537);
+}
+
 TEST_CASE("replies in any order meet their requests") {
   std::vector<std::pair<uint64_t, uint32_t>> held;
   Peer peer([&held](Peer&, net::Connection& c, const Peer::Request& r) {

@@ -259,6 +259,37 @@ TEST_CASE("a write beyond the end is refused where the newest version, pending t
   CHECK(f.count<SendUpdate>() == 1);
 }
 
+TEST_CASE("an offered create changes nothing: wanted, or what the create would be told") {
+  Fixture f(1);
+  ClientUpdate offer = f.write(0, 100);
+  offer.identity = {};
+  offer.kind = UpdateKind::create;
+  offer.payload = kNoBuffer;
+  offer.offer = true;
+  f.send(offer);
+  CHECK(f.count<Stage>() == 0);
+  CHECK(f.answer() == Outcome::wanted);
+  ClientUpdate create = offer;
+  create.offer = false;
+  create.payload = BufferRef{9};
+  f.send(create);
+  const OpId op = f.take<Stage>().op;
+  f.out.clear();
+  f.send(offer);  // waits for what is pending
+  CHECK(f.out.empty());
+  f.replica->on_completion(op, Outcome::ok, kNoBuffer, f.now_ms, f.out);
+  size_t existed = 0;
+  for (const Effect& e : f.out) {
+    const Reply* reply = std::get_if<Reply>(&e);
+    existed += reply != nullptr && reply->outcome == Outcome::existed;
+  }
+  CHECK(existed == 1);
+  f.out.clear();
+  offer.kind = UpdateKind::replace;  // there is no such thing
+  f.send(offer);
+  CHECK(f.answer() == Outcome::invalid);
+}
+
 TEST_CASE("an update of a newer chain version waits until it is adopted") {
   Fixture f(1);
   ClientUpdate u = f.write(1, 100);

@@ -115,6 +115,22 @@ TEST_CASE("create-if-absent: first put wins, tags differ, exists says so") {
       return client.wait(client.send_update(update, data, inline_data));
     };
     const auto first = pattern(100000, 1), second = pattern(5000, 2);
+    auto offer = [&](uint8_t tag, const std::vector<uint8_t>& payload = {}) {
+      wire::Update update = client.update(UpdateKind::kCreate, index, 0, 100000);
+      update.context.client = 0;
+      update.context.channel = 0;
+      update.context.sequence = 0;
+      update.flags = wire::kUpdateOffer;
+      update.tag_bytes = 16;
+      std::memset(update.tag, tag, 16);
+      return client.wait(client.send_update(update, payload, true));
+    };
+    for (int i = 0; i < 2; i++) {  // the first changed nothing
+      CHECK(offer(7).code() == EAGAIN);
+      CHECK(offer(7).detail() == Detail::kWanted);
+    }
+    CHECK(client.read(index, 0, 1 << 20).code() == ENOENT);
+    CHECK(offer(7, second).code() == EINVAL);  // an offer has no bytes
     CHECK(create(first, 7).code() == 0);
     const Answer again = create(second, 7);
     CHECK(again.code() == EEXIST);
@@ -123,6 +139,9 @@ TEST_CASE("create-if-absent: first put wins, tags differ, exists says so") {
     const Answer other = create(second, 8);
     CHECK(other.code() == EEXIST);
     CHECK(other.detail() == Detail::kTagMismatch);
+    CHECK(offer(7).code() == EEXIST);
+    CHECK(offer(7).update.value == first.size());
+    CHECK(offer(8).detail() == Detail::kTagMismatch);
     CHECK(client.read(index, 0, 1 << 20).payload == first);
 
     wire::Exists exists{};

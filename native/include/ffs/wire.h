@@ -135,6 +135,7 @@ static_assert(sizeof(ServerHello) == 88);
 enum Features : uint64_t {
   kFeatureUsed = 1,      // takes kUsed
   kFeatureReadMany = 2,  // takes kReadMany
+  kFeatureOffer = 4,     // takes kUpdateOffer
 };
 
 struct HelloReply {
@@ -334,6 +335,8 @@ enum UpdateFlags : uint32_t {
   kUpdateUnpin = 2,
   kUpdateNeedExisting = 4,  // kWrite on an absent chunk is ENOENT instead of creating it
   kUpdateBeyondEnd = 8,     // kWrite is EEXIST if the chunk's newest version reaches beyond `offset`
+  kUpdateOffer = 16,  // kCreate of `length` bytes that stay with the client (bulk: none): answered as the
+                      // create would be, but EAGAIN, detail kWanted where it would take them
 };
 
 // Variable part: one u32 CRC32C for each piece of the data cut at granule borders of the chunk.
@@ -546,6 +549,7 @@ enum class Detail : uint32_t {
   kMissingRight = 24,  // EACCES: it doesn't give that right
   kUnsigned = 25,      // EACCES: this cluster's capabilities are signed, and that one isn't
   kUnproved = 26,      // EACCES, hello of a server: it can't prove the cluster's secret
+  kWanted = 27,        // EAGAIN: what was offered isn't there: send it
 };
 
 }  // namespace ffs::wire
