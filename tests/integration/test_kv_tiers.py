@@ -70,10 +70,8 @@ def test_written_by_one_engine_and_read_in_full_by_another_with_many_in_flight(
         stats = second.stats()
         assert stats.counts.space.loads == 300
         assert stats.counts.space.most_loads_in_flight >= 32
-        # Not by the manager's word alone: the rings that read had so many requests in flight.
-        depths = sorted((ring.max_inflight for ring in other.stats().rings), reverse=True)
-        assert depths[0] >= 16
-        assert sum(depths[:2]) >= 24
+        # Not by the manager's word alone: the ring that read had so many requests in flight.
+        assert max(ring.max_inflight for ring in other.stats().rings) >= 32
         assert stats.pinned_blocks == 0
         assert stats.worker_failures == 0
 

@@ -160,7 +160,7 @@ class Machine(Below):
     def loads(self, tier: Tier, most: int, now: float) -> list[Job]:
         """The next loads from that tier, in order of need: as many as its window lets and slots are free."""
         line, jobs = self._lines[tier], list[Job]()
-        if not line:
+        if not self.loads_due(tier, most):
             return jobs
         if not self.breakers[tier].closed(now):
             self._refuse(tier)
@@ -184,6 +184,13 @@ class Machine(Below):
         counts = self.counts.of(tier)
         counts.most_loads_in_flight = max(counts.most_loads_in_flight, self._flying[tier])
         return jobs
+
+    def loads_due(self, tier: Tier, most: int) -> bool:
+        """Whether it is time for a batch of `most`: there are so many, or one is urgent, or nothing is on its
+        way. A reader asks for one block more with each that it takes; batches of one would cost more than
+        the blocks."""
+        line = self._lines[tier]
+        return bool(line) and (len(line) >= most or line[0][0] == 0 or not self._flying[tier])
 
     def _refuse(self, tier: Tier) -> None:
         """The store rests: who waits for it computes instead, now."""

@@ -112,7 +112,8 @@ class TierManager:
     so.
 
     `space`, `local`: stores below the host's memory, each may be None; they stay the caller's.
-    `timeout_s`: of each batch. `workers`: threads that load, by store.
+    `timeout_s`: of each batch. `workers`: threads that load, by store: each has its part of the window in
+    flight, so more than one pay only where there are cores to spare.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class TierManager:
         local: BlockStore | None = None,
         cost: CostModel | None = None,
         timeout_s: float = 10.0,
-        workers: int = 2,
+        workers: int = 1,
         hugepages: bool = False,
     ) -> None:
         stores = {Tier.LOCAL: local, Tier.SPACE: space}
@@ -148,10 +149,11 @@ class TierManager:
         self.memory = Iov(settings.slots * settings.stride, hugepages=hugepages)
         """The host's memory: slots of `settings.stride` bytes."""
         self._workers = Workers()
+        self._threads = workers
         for tier in self._stores:
             for number in range(workers):
                 name = f"{tier.name.lower()}-load-{number}"
-                self._workers.start(name, partial(self._load, tier, workers))
+                self._workers.start(name, partial(self._load, tier))
             self._workers.start(f"{tier.name.lower()}-store", partial(self._store, tier))
 
     # --- the engine's side ----------------------------------------------------------------------
@@ -325,9 +327,12 @@ class TierManager:
 
     def _take(self, wish: Wish) -> None:
         with self._lock:
-            if wish.live:
-                self._machine.take(wish)
-                self._wake()
+            if not wish.live:
+                return
+            machine = self._machine
+            machine.take(wish)
+            if any(machine.loads_due(tier, self._batch(tier)) for tier in self._stores):
+                self._work.notify_all()
 
     def _cancel(self, wish: Wish) -> None:
         with self._lock:
@@ -341,11 +346,15 @@ class TierManager:
 
     # --- the workers' side ----------------------------------------------------------------------
 
-    def _load(self, tier: Tier, workers: int) -> bool:
+    def _batch(self, tier: Tier) -> int:
+        """Loads in one call: each thread's part of the window."""
+        return min(_BATCH, max(1, self._machine.windows[tier].size // self._threads))
+
+    def _load(self, tier: Tier) -> bool:
         machine = self._machine
         with self._lock:
             machine.sweep(time.monotonic())
-            most = min(_BATCH, max(1, machine.windows[tier].size // workers))
+            most = self._batch(tier)
             jobs = machine.loads(tier, most, time.monotonic())
             if not jobs:
                 self._news.notify_all()  # a resting store answers by refusing
