@@ -157,7 +157,7 @@ class Io {
   // --- device operations. Offsets, lengths and addresses are multiples of kBlockBytes where the
   // file was opened with O_DIRECT. `region` says that [memory, memory + length) lies inside that
   // region; the address is then the one of the mapping it was registered with, which need not be
-  // mapped any more.
+  // mapped any more if the region is `foreign`.
   virtual void read(Op* op, File file, uint64_t offset, void* memory, uint32_t length,
                     Region region = {}) = 0;
   virtual void write(Op* op, File file, uint64_t offset, const void* memory, uint32_t length,

@@ -236,6 +236,7 @@ TEST_CASE("a foreign region takes reads after it was unmapped") {
     MESSAGE("no registered memory for this user: " << std::string(region.error().what));
     return;
   }
+  region->foreign = true;
   std::vector<uint8_t> pattern(4096, 0xab);
   CHECK(::pwrite(fd, pattern.data(), 4096, 0) == 4096);
   bool done = false;

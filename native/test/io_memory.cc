@@ -1,0 +1,152 @@
+// io::MemoryReads: files on tmpfs are read by the shard's own thread, as far as a pass goes.
+#include <doctest/doctest.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "base/fd.h"
+#include "io/memory_reads.h"
+
+using namespace ffs;
+using namespace ffs::io;
+
+namespace {
+
+constexpr uint32_t kFileBytes = 4u << 20;
+
+struct Read {
+  Op op;
+  bool done = false;
+};
+
+struct World {
+  World() {
+    auto made = Io::create(Options());
+    REQUIRE(made.ok());
+    io = std::move(*made);
+    char path[] = "/dev/shm/ffs-io-memory-XXXXXX";
+    fd.reset(::mkostemp(path, O_CLOEXEC));
+    REQUIRE(fd.valid());
+    ::unlink(path);
+    content.resize(kFileBytes);
+    for (uint32_t i = 0; i < kFileBytes; i++) content[i] = static_cast<uint8_t>(mix(i));
+    REQUIRE(::pwrite(fd.get(), content.data(), kFileBytes, 0) == kFileBytes);
+    auto added = io->add_file(fd.get());
+    REQUIRE(added.ok());
+    file = *added;
+    memory.resize(kFileBytes + kBlockBytes);
+  }
+  ~World() { io->remove_file(file); }
+
+  // Neither here nor in a test that expects what only io_uring does.
+  bool suits() const {
+    if (io->backend() == Backend::uring && MemoryReads::lies_in_memory(fd.get())) return true;
+    MESSAGE("no io_uring, or /dev/shm is no tmpfs");
+    return false;
+  }
+
+  static uint32_t mix(uint32_t i) { return (i * 2654435761u) >> 24; }
+
+  void start(Read& read, uint32_t offset, uint32_t length, Region region = {}) {
+    read.done = false;
+    read.op.owner = &read.done;
+    read.op.done = mark_done;
+    io->read(&read.op, file, offset, memory.data() + offset, length, region);
+    CHECK(!read.done);  // never inside the call
+  }
+
+  bool right(uint32_t offset, uint32_t length) const {
+    return std::memcmp(memory.data() + offset, content.data() + offset, length) == 0;
+  }
+
+  Fd fd;
+  std::unique_ptr<Io> io;
+  File file;
+  std::vector<uint8_t> content, memory;
+};
+
+}  // namespace
+
+TEST_CASE("a file in memory: the first few reads are over after one pass, without another thread") {
+  World w;
+  if (!w.suits()) return;
+  std::vector<Read> reads(MemoryReads::kMostOps);
+  for (int round = 0; round < 100; round++) {
+    for (uint32_t i = 0; i < reads.size(); i++) w.start(reads[i], (i + 7) * 65536, kBlockBytes);
+    CHECK(w.io->in_flight() == reads.size());
+    w.io->run_once(0);
+    for (uint32_t i = 0; i < reads.size(); i++) {
+      REQUIRE(reads[i].done);
+      CHECK(reads[i].op.result == static_cast<int32_t>(kBlockBytes));
+      CHECK(w.right((i + 7) * 65536, kBlockBytes));
+    }
+    CHECK(w.io->in_flight() == 0);
+  }
+}
+
+TEST_CASE("a file in memory: many reads, large ones, the end of the file and a file that can't be read") {
+  World w;
+  if (!w.suits()) return;
+  std::vector<Read> reads(kFileBytes / 65536);
+  for (uint32_t i = 0; i < reads.size(); i++) w.start(reads[i], i * 65536, 65536);
+  for (Read& read : reads) CHECK(wait_for(*w.io, read.op) == 65536);
+  CHECK(w.right(0, kFileBytes));
+  w.memory.assign(w.memory.size(), 0);
+  Read whole, more;
+  w.start(whole, 0, 1u << 20);
+  w.start(more, 2u << 20, 2u << 20);
+  CHECK(wait_for(*w.io, whole.op) == 1 << 20);
+  CHECK(wait_for(*w.io, more.op) == 2 << 20);
+  CHECK(w.right(0, 1u << 20));
+  CHECK(w.right(2u << 20, 2u << 20));
+  Read end, beyond;
+  w.start(end, kFileBytes - kBlockBytes, 2 * kBlockBytes);
+  w.start(beyond, kFileBytes, kBlockBytes);
+  CHECK(wait_for(*w.io, end.op) == static_cast<int32_t>(kBlockBytes));
+  CHECK(wait_for(*w.io, beyond.op) == 0);
+
+  char path[40];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", w.fd.get());
+  const Fd written(::open(path, O_WRONLY | O_CLOEXEC));
+  REQUIRE(written.valid());
+  auto added = w.io->add_file(written.get());
+  REQUIRE(added.ok());
+  bool done = false;
+  Op op;
+  op.owner = &done;
+  op.done = mark_done;
+  w.io->read(&op, *added, 0, w.memory.data(), kBlockBytes);
+  CHECK(wait_for(*w.io, op) == -EBADF);
+  w.io->remove_file(*added);
+}
+
+// A server must not write a client's memory but through registered pages (docs/wire_format.md, Regions): it
+// need not even be mapped.
+TEST_CASE("a file in memory: a client's memory is left to the kernel") {
+  World w;
+  if (!w.suits()) return;
+  const Fd shared(::memfd_create("client", MFD_CLOEXEC));
+  REQUIRE(::ftruncate(shared.get(), 1 << 20) == 0);
+  void* mapped = ::mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, shared.get(), 0);
+  auto region = w.io->register_region(mapped, 1 << 20);
+  if (!region.ok()) {
+    MESSAGE("no registered memory for this user: " << std::string(region.error().what));
+    return;
+  }
+  region->foreign = true;
+  ::munmap(mapped, 1 << 20);
+  bool done = false;
+  Op op;
+  op.owner = &done;
+  op.done = mark_done;
+  w.io->read(&op, w.file, 8192, static_cast<uint8_t*>(mapped) + 65536, kBlockBytes, *region);
+  CHECK(wait_for(*w.io, op) == static_cast<int32_t>(kBlockBytes));
+  std::vector<uint8_t> got(kBlockBytes);
+  CHECK(::pread(shared.get(), got.data(), kBlockBytes, 65536) == kBlockBytes);
+  CHECK(std::memcmp(got.data(), w.content.data() + 8192, kBlockBytes) == 0);
+  w.io->unregister_region(*region);
+}
