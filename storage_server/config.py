@@ -13,6 +13,7 @@ from ffs._native.server import DISCARDS, WRITE_CACHES
 from ffs.errors import InvalidArgument
 from ffs.proto.cluster import MAX_TARGETS_OF_DEVICE, ROLES
 from ffs.rpc.address import Address, parse_address, parse_addresses
+from ffs.rpc.congestion import check_congestion
 
 MAX_DOMAIN = 100
 
@@ -51,6 +52,7 @@ class StorageConfig:
     targets_per_device: int  # 1 .. 64, at formatting
     metrics: Address | None
     io_backend: str  # auto, uring, pread
+    tcp_congestion: str | None  # of data connections; None: cubic where it is allowed
     pool_bytes: int  # a device's buffers; 0: the native default
     domain: str  # failure domain (rack, power feed); "": the node is its own
     scrub_bytes_per_s: int  # a device is read and checked at that rate; 0: not at all
@@ -124,6 +126,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         targets_per_device=known.targets_per_device,
         metrics=parse_address(known.metrics, port_zero=True) if known.metrics else None,
         io_backend=known.io_backend,
+        tcp_congestion=_congestion(known.tcp_congestion),
         pool_bytes=parse_size(known.pool_size),
         domain=_domain(known.domain),
         scrub_bytes_per_s=parse_size(known.scrub_rate),
@@ -132,6 +135,12 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         ready_file=known.ready_file,
         log_level=known.log_level,
     )
+
+
+def _congestion(text: str | None) -> str | None:
+    if text is not None:
+        check_congestion(text)
+    return text
 
 
 def _domain(text: str) -> str:
@@ -174,6 +183,11 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics", default="", metavar="HOST:PORT", help="serve Prometheus metrics; port 0 takes a free one"
     )
     add("--io-backend", default="auto", choices=["auto", "uring", "pread"])
+    add(
+        "--tcp-congestion",
+        metavar="NAME",
+        help="of data connections (default: cubic?, ? where it is allowed)",
+    )
     add("--pool-size", default="0", help="buffers for each device (0: 256M)")
     add("--domain", default="", help="failure domain: the node's rack or power feed (default: its own)")
     add("--scrub-rate", default="4M", help="bytes a second of each device that are read and checked; 0: none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -82,9 +83,16 @@ class Floor:
 def floor_serve(listener: socket.socket, tcp_congestion: str | None = None) -> None:
     """The peer of the socket floor, for a process of its own: serves until the process ends. Blocking.
 
-    Set the listener's congestion control before (TCP_CONGESTION is inherited), or name it here."""
+    Set the listener's congestion control before (TCP_CONGESTION is inherited), or name it here; one that ends
+    in ? is a wish. OSError: the kernel lacks it, or doesn't allow it."""
     if tcp_congestion is not None:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, tcp_congestion.encode())
+        _set_congestion(listener, tcp_congestion)
     if listener.family != socket.AF_UNIX:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     check(lib.ffs_floor_serve(ffi.NULL, ffi.NULL, listener.fileno(), ffi.NULL))
+
+
+def _set_congestion(listener: socket.socket, name: str) -> None:
+    with suppress(FileNotFoundError, PermissionError) if name.endswith("?") else nullcontext():
+        known = name.removesuffix("?").encode()
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, known)

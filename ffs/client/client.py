@@ -27,6 +27,7 @@ from ffs.client.unraisable import tell
 from ffs.client.xattr import XattrCalls
 from ffs.proto.auth import Token, parse_token
 from ffs.proto.cluster import GetStatus, StatusReply
+from ffs.rpc.congestion import check_congestion
 from ffs.rpc.handshake import Credential
 from ffs.rpc.secret_file import environment_credential, environment_origin, read_secret, secret_origin
 
@@ -215,6 +216,7 @@ def connect(
     checksum: bool = True,
     unavailable_timeout: float = 3.0,
     hedge_percent: int = 5,
+    tcp_congestion: str | None = None,
 ) -> Client:
     """Connect to a cluster. Blocking until a metadata service has answered, or all have failed.
 
@@ -225,12 +227,16 @@ def connect(
     session_ttl is how long what this client has open for writing outlives it. checksum: check data from end
     to end. unavailable_timeout: data requests of a chain that has no replica for so long raise
     ChainUnavailable. hedge_percent: how many late reads in a hundred may go to a second replica (0: none).
+    tcp_congestion: the congestion control of data connections over TCP (docs/ring.md, Connections).
 
     Raises Unreachable (nobody answers; all that was tried is named), WrongCluster, Unauthenticated,
     InvalidArgument (the address or an option is wrong). docs/client.md, Connecting.
     """
     options = _options(transport, secret, connect_timeout, request_timeout, session_ttl, checksum)
     options = _with_data_options(options, unavailable_timeout, hedge_percent)
+    if tcp_congestion is not None:
+        check_congestion(tcp_congestion)
+        options = replace(options, tcp_congestion=tcp_congestion)
     if token is not None:
         if secret is not None:
             raise errors.InvalidArgument("both a secret and a token: give one of them")

@@ -54,6 +54,8 @@ class ClientOptions:
     """After which data requests of a chain that is down raise ChainUnavailable."""
     hedge_percent: int = 5
     """Reads that may be sent to a second replica when they are late, in a hundred; 0: none."""
+    tcp_congestion: str | None = None
+    """Congestion control of data connections (docs/ring.md, Connections); None: cubic where it is allowed."""
 
 
 class Core:
@@ -172,6 +174,7 @@ class Core:
             "checksum": options.checksum,
             "unavailable_timeout_ms": options.unavailable_timeout_ms,
             "hedge_percent": options.hedge_percent,
+            "tcp_congestion": options.tcp_congestion,
         }
 
     def changed(self, ino: int | None) -> None:

@@ -31,7 +31,7 @@ int ffs_floor_open(const ffs_floor_options* options, ffs_floor** out) {
   o.random = options->random != 0;
   o.crc = options->crc != 0;
   o.fsync_every = options->fsync_every;
-  o.congestion = options->tcp_congestion != nullptr ? options->tcp_congestion : "cubic";
+  o.congestion = options->tcp_congestion != nullptr ? options->tcp_congestion : "cubic?";
   auto floor = ffs::bench::open_floor(o);
   if (!floor.ok()) return ffs::capi::fail(floor.error(), "floor " + o.path);
   *out = new ffs_floor{std::move(*floor), o.path};
@@ -56,7 +56,7 @@ int ffs_floor_serve(const char* host, int* port_inout, int listen_fd, const char
     if (host == nullptr || port_inout == nullptr)
       return ffs::capi::fail(EINVAL, "floor server: host and port are needed");
     auto listener = ffs::net::listen_tcp(host, static_cast<uint16_t>(*port_inout),
-                                         tcp_congestion != nullptr ? tcp_congestion : "cubic");
+                                         tcp_congestion != nullptr ? tcp_congestion : "cubic?");
     if (!listener.ok()) return ffs::capi::fail(listener.error(), "floor server");
     own = std::move(*listener);
     auto port = ffs::net::bound_port(own);

@@ -32,7 +32,7 @@ struct ClientOptions {
   uint32_t unavailable_timeout_ms = 3000;
   uint32_t hedge_percent = 5;   // 0: none
   uint32_t hedge_after_ms = 0;  // 0: adaptive
-  std::string congestion = "cubic";
+  std::string congestion = "cubic?";
 };
 
 // Through which a ring that waits is woken when there is something new for it to know.

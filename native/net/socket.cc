@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 namespace ffs::net {
 
@@ -58,15 +59,22 @@ Result<Address> local_address(const char* path) {
   return address;
 }
 
+// A name that ends in ? is a wish (docs/ring.md, Connections).
+Status set_congestion(int fd, std::string_view name) {
+  const bool wish = name.ends_with('?');
+  if (wish) name.remove_suffix(1);
+  if (name.empty()) return ok_status();
+  const auto length = static_cast<socklen_t>(name.size());
+  if (::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), length) == 0) return ok_status();
+  if (wish && (errno == ENOENT || errno == EPERM)) return ok_status();
+  return Error::of(errno,
+                   "the kernel lacks the TCP congestion control that was asked for, or doesn't allow it");
+}
+
 Status tune_tcp(int fd, const char* congestion) {
   const int on = 1;
   if (::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) return Error::of(errno, "TCP_NODELAY");
-  if (congestion == nullptr || congestion[0] == '\0') return ok_status();
-  const auto length = static_cast<socklen_t>(std::strlen(congestion));
-  if (::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion, length) != 0) {
-    return Error::of(errno, "the kernel lacks the TCP congestion control that was asked for");
-  }
-  return ok_status();
+  return set_congestion(fd, congestion != nullptr ? congestion : "");
 }
 
 Result<Fd> stream_socket(int family) {

@@ -17,7 +17,8 @@ namespace ffs::net {
 enum class Transport : uint8_t { kTcp = 1, kLocal = 2 };
 
 // host: a numeric IPv4 or IPv6 address. Port 0 binds any. congestion: null or "" leaves the
-// system's; an algorithm that the kernel lacks is ENOENT.
+// system's; one that the kernel lacks is ENOENT, one that it doesn't allow this user EPERM. If its name ends
+// in ?, the system's stays instead.
 Result<Fd> listen_tcp(const char* host, uint16_t port, const char* congestion);
 Result<uint16_t> bound_port(const Fd& listener);
 // Replaces a dead socket file at `path`; EADDRINUSE when somebody listens there, ENAMETOOLONG

@@ -55,7 +55,7 @@ struct ShardConfig {
   uint64_t region_limit_bytes = 8ull << 30;  // a client
   uint32_t max_sessions = 1024;
   uint32_t max_ops = 4096;
-  std::string tcp_congestion = "cubic";
+  std::string tcp_congestion = "cubic?";
   uint32_t failure_timeout_ms = 10000;  // peer leases are a fifth of it
   uint32_t sync_share_percent = 25;     // of the device, for recovery while clients are served
   uint64_t scrub_bytes_per_s = 0;       // 0: no scrub

@@ -2,13 +2,20 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -44,10 +51,10 @@ struct Pair {
 void connect(Pair& pair, Transport transport) {
   const std::string path = pair.dir.path + "/s";
   auto listener =
-      transport == Transport::kTcp ? listen_tcp("127.0.0.1", 0, "cubic") : listen_local(path.c_str());
+      transport == Transport::kTcp ? listen_tcp("127.0.0.1", 0, "cubic?") : listen_local(path.c_str());
   REQUIRE(listener.ok());
   pair.listener = std::move(*listener);
-  auto socket = transport == Transport::kTcp ? connect_tcp("127.0.0.1", *bound_port(pair.listener), "cubic")
+  auto socket = transport == Transport::kTcp ? connect_tcp("127.0.0.1", *bound_port(pair.listener), "cubic?")
                                              : connect_local(path.c_str());
   REQUIRE(socket.ok());
   pair.client = Connection(std::move(*socket), transport);
@@ -183,6 +190,68 @@ TEST_CASE("shared memory must be sealed") {
   CHECK(check_sealed(file.get(), 0, 4096).error().code == EINVAL);
   CHECK(create_sealed_memfd("test", 0, false).error().code == EINVAL);
   CHECK(create_sealed_memfd("test", 4096, true).error().code == EINVAL);
+}
+
+namespace {
+
+std::string congestion_of(const Fd& socket) {
+  char name[32] = {};
+  socklen_t length = sizeof name;
+  REQUIRE(::getsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0);
+  return name;
+}
+
+std::vector<std::string> words_of(const char* path) {
+  std::ifstream file(path);
+  return {std::istream_iterator<std::string>(file), std::istream_iterator<std::string>()};
+}
+
+}  // namespace
+
+TEST_CASE("the congestion control is the one that was named, at both ends") {
+  auto plain = listen_tcp("127.0.0.1", 0, "");
+  REQUIRE(plain.ok());
+  const std::string system = congestion_of(*plain);
+  const std::string other = system == "reno" ? "cubic" : "reno";
+  for (const std::string& name : {other, other + "?", std::string(), std::string("no-such-algorithm?")}) {
+    const std::string expected = name.starts_with(other) ? other : system;
+    auto listener = listen_tcp("127.0.0.1", 0, name.c_str());
+    REQUIRE(listener.ok());
+    auto client = connect_tcp("127.0.0.1", *bound_port(*listener), name.c_str());
+    REQUIRE(client.ok());
+    wait_for(listener->get(), POLLIN);
+    auto accepted = accept_connection(*listener, Transport::kTcp);
+    REQUIRE(accepted.ok());
+    CHECK(congestion_of(*client) == expected);
+    CHECK(congestion_of(*accepted) == expected);
+  }
+  CHECK(connect_tcp("127.0.0.1", 1, "no-such-algorithm").error().code == ENOENT);
+}
+
+// A host whose default is BBR allows its users no cubic: a wish for it must not keep them from connecting.
+TEST_CASE("an ordinary user whom the kernel allows few congestion controls gets the system's") {
+  const auto allowed = words_of("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+  std::string forbidden;
+  for (const auto& name : words_of("/proc/sys/net/ipv4/tcp_available_congestion_control")) {
+    if (std::find(allowed.begin(), allowed.end(), name) == allowed.end()) forbidden = name;
+  }
+  if (forbidden.empty() || ::geteuid() != 0) {
+    MESSAGE("every congestion control is allowed, or this user can't become another one");
+    return;
+  }
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(9);
+    if (listen_tcp("127.0.0.1", 0, forbidden.c_str()).error().code != EPERM) ::_exit(1);
+    auto listener = listen_tcp("127.0.0.1", 0, (forbidden + "?").c_str());
+    if (!listener.ok()) ::_exit(2);
+    ::_exit(connect_tcp("127.0.0.1", *bound_port(*listener), (forbidden + "?").c_str()).ok() ? 0 : 3);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("addresses that can't be are refused in words") {

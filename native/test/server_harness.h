@@ -374,7 +374,7 @@ class TestClient {
 
   TestClient(const Shard& shard, net::Transport transport, uint64_t client = kClient) : client_(client) {
     auto socket = transport == net::Transport::kLocal ? net::connect_local(shard.socket_path().c_str())
-                                                      : net::connect_tcp("127.0.0.1", shard.port(), "cubic");
+                                                      : net::connect_tcp("127.0.0.1", shard.port(), "cubic?");
     REQUIRE(socket.ok());
     connection_ = net::Connection(std::move(*socket), transport);
   }

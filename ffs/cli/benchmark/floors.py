@@ -94,7 +94,7 @@ def socket_peer(path: Path | None = None) -> Iterator[str]:
         "listener = socket.create_server(where, family=socket.AF_UNIX) if where "
         "else socket.create_server(('127.0.0.1', 0))\n"
         "print(where or '127.0.0.1:%d' % listener.getsockname()[1], flush=True)\n"
-        "floor_serve(listener, None if where else 'cubic')\n"
+        "floor_serve(listener, None if where else 'cubic?')\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(path or "")],

@@ -194,7 +194,8 @@ typedef struct {
   uint64_t region_limit_bytes; /* registered client memory a client; 0: 8 GiB */
   uint32_t max_sessions;     /* a shard; 0: 1024 */
   uint32_t max_ops;          /* in flight a shard; 0: 4096 */
-  const char *tcp_congestion; /* NULL: "cubic"; "" leaves the system's */
+  const char *tcp_congestion; /* NULL: "cubic?"; "" leaves the system's. One that
+                                ends in ? is taken where the kernel has it and allows it */
   uint64_t flags;
   uint32_t failure_timeout_ms; /* of the cluster, from the manager; 0: 10000. Peer leases are a fifth */
   uint32_t sync_share_percent; /* of the device that background work may take while clients are served; 0: 25 */
