@@ -6,11 +6,14 @@
 #include <memory>
 
 #include "capi/error.h"
+#include "capi/ring_table.h"
 #include "client/fork.h"
 #include "client/ring.h"
 #include "ffs/ffs.h"
 
 using ffs::capi::fail;
+using ffs::capi::RingPlace;
+using ffs::capi::RingTable;
 using ffs::client::Client;
 using ffs::client::ClientOptions;
 using ffs::client::Iov;
@@ -22,40 +25,39 @@ struct ffs_client {
   std::shared_ptr<Client> client;
 };
 
-struct ffs_ring {
-  std::unique_ptr<Ring> ring;
-  uint64_t process = 0;
-  std::atomic<bool> inside{false};
-};
-
 namespace {
 
 // A ring's functions are for one thread at a time and for the process that made it.
 class Entry {
  public:
-  explicit Entry(ffs_ring* ring) : ring_(ring) {
-    if (ring == nullptr) {
-      error_ = fail(EINVAL, "ring: the handle is NULL");
-    } else if (ring->process != ffs::client::process_generation()) {
+  explicit Entry(ffs_ring* ring) : place_(RingTable::find(ring)) {
+    if (place_ == nullptr) {
+      error_ = gone(ring);
+    } else if (place_->process.load(std::memory_order_relaxed) != ffs::client::process_generation()) {
       error_ = fail(EOWNERDEAD, "the ring belongs to the parent process: make a new one after fork");
-    } else if (ring->inside.exchange(true, std::memory_order_acquire)) {
+    } else if (place_->inside.exchange(true, std::memory_order_acquire)) {
       error_ = fail(EBUSY, "another thread is inside the ring: give each thread its own");
-    } else {
-      entered_ = true;
+    } else if (entered_ = RingTable::is_of(*place_, ring); !entered_) {
+      place_->inside.store(false, std::memory_order_release);
+      error_ = gone(ring);
     }
   }
   ~Entry() {
-    if (entered_) ring_->inside.store(false, std::memory_order_release);
+    if (entered_) place_->inside.store(false, std::memory_order_release);
   }
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
+  static int gone(ffs_ring* ring) {
+    if (ring == nullptr) return fail(EINVAL, "ring: the handle is NULL");
+    return fail(EBADF, "the ring was destroyed");
+  }
   bool ok() const { return entered_; }
   int error() const { return error_; }
-  Ring& operator*() const { return *ring_->ring; }
-  Ring* operator->() const { return ring_->ring.get(); }
+  RingPlace& place() const { return *place_; }
+  Ring* operator->() const { return place_->ring.get(); }
 
  private:
-  ffs_ring* ring_;
+  RingPlace* place_;
   bool entered_ = false;
   int error_ = 0;
 };
@@ -187,23 +189,25 @@ int ffs_ring_create(ffs_client* client, const ffs_ring_options* options, ffs_rin
   }
   auto ring = Ring::create(client->client, given.entries);
   if (!ring.ok()) return fail(ring.error(), "ring of " + std::to_string(given.entries) + " entries");
-  auto handle = std::make_unique<ffs_ring>();
-  handle->ring = std::move(*ring);
-  handle->process = ffs::client::process_generation();
-  *out = handle.release();
-  return 0;
+  *out = RingTable::add(std::move(*ring));
+  return *out != nullptr ? 0 : fail(EMFILE, "ring: this process has 65536 of them");
 }
 
 int ffs_ring_destroy(ffs_ring* ring) {
   if (ring == nullptr) return 0;
-  if (ring->process != ffs::client::process_generation()) {
-    ring->ring->abandon();
-  } else {
-    Entry entry(ring);
-    if (!entry.ok()) return entry.error();
-    entry->close();
+  RingPlace* place = RingTable::find(ring);
+  if (place != nullptr &&
+      place->process.load(std::memory_order_relaxed) != ffs::client::process_generation()) {
+    // A thread that was inside isn't in this process.
+    place->ring->abandon();
+    RingTable::leave(*place);
+    place->inside.store(false, std::memory_order_release);
+    return 0;
   }
-  delete ring;
+  Entry entry(ring);
+  if (!entry.ok()) return entry.error();
+  entry->close();
+  RingTable::leave(entry.place());
   return 0;
 }
 
@@ -239,8 +243,10 @@ int ffs_ring_cancel(ffs_ring* ring, uint64_t userdata) {
 }
 
 int ffs_ring_fd(ffs_ring* ring) {
-  if (ring == nullptr) return fail(EINVAL, "ring: the handle is NULL");
-  return ring->ring->fd();
+  RingPlace* place = RingTable::find(ring);
+  if (place == nullptr) return Entry::gone(ring);
+  const int fd = place->fd.load(std::memory_order_acquire);
+  return RingTable::is_of(*place, ring) ? fd : Entry::gone(ring);
 }
 
 int ffs_ring_get_stats(ffs_ring* ring, ffs_ring_stats* out) {

@@ -499,7 +499,8 @@ typedef struct {
 } ffs_ring_stats;
 
 /* A ring works in the calling thread: submit sends, wait receives; one thread at a time is
- * inside (EBUSY otherwise). It owns its connections. */
+ * inside (EBUSY otherwise). It owns its connections. A handle isn't an address: when its ring
+ * is gone, or another thread just destroys it, calls are refused (EBADF, EBUSY). EMFILE: 65536 rings. */
 int ffs_ring_create(ffs_client *client, const ffs_ring_options *options, ffs_ring **out);
 /* Cancels what is in flight and waits until no server can touch its buffers any more
  * (docs/craq.md, Buffers), then frees. */
