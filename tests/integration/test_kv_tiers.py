@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,3 +191,14 @@ def test_the_list_of_a_long_session_has_many_pages(client: Client, home: str) ->
 def test_a_space_that_may_drop_blocks_keeps_no_session(space: Space) -> None:
     with TierManager(config(8)) as tiers, pytest.raises(errors.InvalidArgument, match="create_session_space"):
         pin_session(tiers, "x", keys_of(1), space)
+
+
+def test_the_example_of_a_long_context_runs(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples/long_context.py"))
+    line = ["--tokens", "1600", "--layers", "1", "--repeat", "1", "--host-memory", str(4 << 20)]
+    monkeypatch.setattr(sys, "argv", ["long_context.py", "--cluster", address, *line])
+    assert example["main"]() == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [text.split("  ")[0] for text in said[1:]] == ["paged", "prefetch", "prefetch + int8"]
