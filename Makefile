@@ -23,13 +23,14 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CCACHE_BASEDIR              ?= $(CURDIR)
 export CCACHE_NOHASHDIR            ?= 1
 
-.PHONY: help build demo test lint tidy native-test python-test wheel-test soak asan tsan bench clean
+.PHONY: help build demo test test-adapters lint tidy native-test python-test wheel-test soak asan tsan bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    a three-replica cluster, a real model stored, loaded and compared'
 	@echo 'make test    everything that must hold (the gate): lint, native tests, python tests, the wheel'
 	@echo 'make build   only the environment and the build       make lint   ruff, mypy, clang-format, tidy'
+	@echo 'make test-adapters   the KV adapters against vLLM, SGLang and LMCache, in an environment of their own'
 	@echo 'make soak    long searches, SOAK_SECONDS=$(SOAK_SECONDS)            make asan   make tsan   make bench'
 
 # ---- what everything needs ------------------------------------------------------------------
@@ -109,6 +110,28 @@ python-test: .stamps/build .stamps/torch
 # The wheel as a user gets it, in an environment of its own, from a folder without the sources.
 wheel-test: .stamps/build
 	@bash tests/wheel/run.sh
+
+# ---- the KV adapters against their engines' packages ------------------------------------------
+
+# An environment of its own: vLLM, SGLang and LMCache (some 400 MB) without their dependencies, and the light ones.
+ADAPTERS    := .venv-adapters/bin/python
+
+.stamps/adapters: tests/adapters/requirements.txt .stamps/apt
+	@test -x $(ADAPTERS) || $(PYTHON) -m venv .venv-adapters
+	@echo "installing vLLM, SGLang and LMCache into .venv-adapters"
+	@{ $(ADAPTERS) -m pip --quiet install $(TORCH) \
+	  && $(ADAPTERS) -m pip --quiet install --no-deps -r tests/adapters/requirements.txt; } > .stamps/adapters.log 2>&1 \
+	  || { cat .stamps/adapters.log; exit 1; }
+	@touch $@
+
+.stamps/adapters-build: $(NATIVE) .stamps/adapters
+	@echo "building ffs for them"
+	@$(ADAPTERS) -m pip --quiet install --no-build-isolation --no-deps -C build-dir=build/adapters -e . \
+	  > .stamps/adapters-build.log 2>&1 || { cat .stamps/adapters-build.log; exit 1; }
+	@touch $@
+
+test-adapters: .stamps/adapters-build
+	@$(ADAPTERS) -m pytest -c tests/adapters/pytest.ini --rootdir . tests/adapters
 
 # ---- slow and sharp -------------------------------------------------------------------------
 

@@ -290,8 +290,8 @@ def test_settings_and_pools_that_cannot_be_are_named(extra: dict[str, Any]) -> N
 
 
 class Controller:
-    """SGLang's controller over the backend: its methods that look, load and back up, as its threads call them.
-    What it has of devices and process groups isn't made."""
+    """SGLang's controller over the backend: its methods that look, load and back up, as its threads call
+    them. What it has of devices and process groups isn't made."""
 
     def __init__(self, backend: Any, pool: Any) -> None:
         from sglang.srt.managers.cache_controller import HiCacheController
