@@ -20,7 +20,7 @@ from metadata.cluster.routing import View
 
 log = logging.getLogger("ffs.meta.chains")
 
-SYNCS_OF_NODE: Final = 16  # at once, as their target and as their source
+SYNCS_OF_NODE: Final = 32  # at once, as their target and as their source
 REORDERS_A_ROUND: Final = 64
 LOOKS_A_ROUND: Final = 64
 LONGEST_PAUSE: Final = 4  # times the first

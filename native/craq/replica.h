@@ -276,6 +276,7 @@ struct Copy {
   Version version;
   uint32_t length_bytes = 0;
   bool background = true;
+  uint64_t since_ms = 0;  // when the sync began that it is for; 0: it is for none
 };
 
 // Make (version, facts, payload) the committed state of the chunk. A length of 0 has no payload. Without

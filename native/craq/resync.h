@@ -221,6 +221,7 @@ class SyncSource {
   bool in_step_ = false;
   bool promoting_ = false;  // what commits wait for is sent no more
   uint64_t pause_until_ms_ = 0;
+  uint64_t begun_ms_ = 0;  // the attempt
   uint64_t heard_ms_ = 0;
   Outcome failure_ = Outcome::ok;
 

@@ -46,7 +46,7 @@ void SyncSource::begin() {
   session_.attempt++;
   state_ = State::beginning;
   next_number_ = 1;
-  heard_ms_ = host_.now_ms();
+  begun_ms_ = heard_ms_ = host_.now_ms();
   send_new(Outgoing{.kind = SyncKind::begin});
 }
 

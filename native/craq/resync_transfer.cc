@@ -75,7 +75,7 @@ void SyncSource::begin_transfer(const ChunkKey& key, bool urgent, bool owed) {
   t.state = Transfer::State::copying;
   const OpId op = host_.new_sync_op(SyncPart::source);
   copies_[op] = key;
-  host_.emit(Copy{op, key, t.wanted.version, t.wanted.chunk.length_bytes, /*background=*/!urgent});
+  host_.emit(Copy{op, key, t.wanted.version, t.wanted.chunk.length_bytes, /*background=*/!urgent, begun_ms_});
 }
 
 void SyncSource::send_chunk(const ChunkKey& key, Transfer& t) {

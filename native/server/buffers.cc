@@ -83,13 +83,18 @@ uint8_t* Buffers::allocate_or_wait(BufferUse use, uint32_t bytes, BufferWaiter* 
   return nullptr;
 }
 
+// Whether `late` goes ahead of `early`, who came first.
+static bool goes_ahead(const BufferWaiter& late, BufferWaiter* early) {
+  if (early->priority == late.priority) return early->turn > late.turn;
+  if (early->priority < late.priority || early->overtaken == Buffers::kMostOvertaken) return false;
+  early->overtaken++;
+  return true;
+}
+
 void Buffers::link(BufferWaiter* waiter) {
   Line& line = lines_[static_cast<size_t>(waiter->use)];
   BufferWaiter* before = line.last;
-  while (before != nullptr && before->priority > waiter->priority && before->overtaken < kMostOvertaken) {
-    before->overtaken++;
-    before = before->previous;
-  }
+  while (before != nullptr && goes_ahead(*waiter, before)) before = before->previous;
   BufferWaiter*& forward = before != nullptr ? before->next : line.first;
   waiter->previous = before;
   waiter->next = forward;

@@ -33,6 +33,7 @@ struct BufferWaiter {
   void (*ready)(BufferWaiter* waiter, uint8_t* buffer) = nullptr;
   void* owner = nullptr;
   uint8_t priority = 0;   // of the request, set by the owner: 0 first .. 255 last
+  uint64_t turn = 0;      // among equals, set by the owner: lower ones first, however long others wait
   uint8_t overtaken = 0;  // by others; at kMostOvertaken nobody goes ahead of it any more
   uint32_t bytes = 0;
   BufferUse use = BufferUse::kRead;
@@ -54,8 +55,8 @@ class Buffers {
   Status grow_to_members(uint32_t member_count);
 
   // A buffer now, or null: then the waiter stands in its line and its `ready` is called later. First come,
-  // first served, but for those of a better priority, whom each that waits lets ahead kMostOvertaken times.
-  // waiter->use and bytes are set here.
+  // first served, but for those of a better priority, whom each that waits lets ahead kMostOvertaken times,
+  // and those of the same whose turn comes before. waiter->use and bytes are set here.
   uint8_t* allocate_or_wait(BufferUse use, uint32_t bytes, BufferWaiter* waiter);
   // A buffer if there is one and nobody waits for this use; else null, no waiting.
   uint8_t* try_allocate(BufferUse use, uint32_t bytes);

@@ -15,7 +15,13 @@ using wire::Type;
 
 namespace {
 constexpr uint32_t kCompactStepBytes = 4u << 20;  // in a tick
+
+// Chains are filled one after another, a few at a time: the first has its replica back soon, and while the
+// manager lets it serve the next ones keep the device busy. In step all would come to their ends at once.
+constexpr uint64_t turn_of(uint64_t since_ms, ChainId chain) {
+  return since_ms << 20 | (chain.value & ((1u << 20) - 1));
 }
+}  // namespace
 
 // --- messages -------------------------------------------------------------------------------------
 
@@ -161,6 +167,8 @@ void Shard::run(Target& target, const craq::Copy& effect) {
   LoadWork* work = take_load(target, effect.op, effect.key, effect.version, effect.length_bytes);
   work->use = BufferUse::kSyncOut;
   work->op_class = effect.background ? io::OpClass::recovery : io::OpClass::client;
+  work->waiter.priority = effect.background ? 1 : 0;
+  work->waiter.turn = effect.background ? turn_of(effect.since_ms, target.chain) : 0;
   start_load(work);
 }
 
@@ -172,6 +180,8 @@ LoadWork* Shard::take_load(Target& target, craq::OpId op, const ChunkKey& key, c
   work->owner_target = &target;
   work->op_id = op;
   work->use = BufferUse::kUpdate;
+  work->waiter.priority = 0;
+  work->waiter.turn = 0;
   work->done = on_loaded;
   work->target = target.id;
   work->key = key;

@@ -49,11 +49,12 @@ struct Waiter {
   int number = 0;
 };
 
-void wait(World& world, Waiter& waiter, int number, uint8_t priority) {
+void wait(World& world, Waiter& waiter, int number, uint8_t priority, uint64_t turn = 0) {
   waiter.world = &world;
   waiter.number = number;
   waiter.line.owner = &waiter;
   waiter.line.priority = priority;
+  waiter.line.turn = turn;
   waiter.line.ready = [](BufferWaiter* line, uint8_t* buffer) {
     auto self = static_cast<Waiter*>(line->owner);
     self->world->served.push_back(self->number);
@@ -83,6 +84,25 @@ TEST_CASE("buffers: who was overtaken often enough is overtaken no more") {
   REQUIRE(world.served.size() == waiters.size());
   CHECK(world.served[Buffers::kMostOvertaken] == 0);
   CHECK(world.served[Buffers::kMostOvertaken + 1] == Buffers::kMostOvertaken + 1);
+}
+
+TEST_CASE(
+    "buffers: among equals those whose turn is first, however long others wait; not ahead of a priority") {
+  World world;
+  std::vector<Waiter> waiters(Buffers::kMostOvertaken + 10);
+  const int last = static_cast<int>(waiters.size()) - 1;
+  wait(world, waiters[0], 0, 1, 9);
+  for (int i = 1; i < last; i++)
+    wait(world, waiters[static_cast<size_t>(i)], i, 1, 3 + static_cast<uint64_t>(i % 2));
+  wait(world, waiters[static_cast<size_t>(last)], last, 0, 100);
+  world.serve_all();
+  REQUIRE(world.served.size() == waiters.size());
+  CHECK(world.served.front() == last);
+  CHECK(world.served.back() == 0);
+  for (size_t i = 2; i + 1 < world.served.size(); i++) {
+    const int before = world.served[i - 1], after = world.served[i];
+    CHECK((before % 2 == after % 2 ? before < after : before % 2 == 0));
+  }
 }
 
 TEST_CASE("buffers: memory is registered when it has come into use, not before") {
