@@ -367,16 +367,17 @@ struct OpenOptions {
   WriteCache write_cache = WriteCache::automatic;
   Discard discard = Discard::automatic;
   bool null_data = false;  // the device is one that was formatted so, and the Io is io::NullIo; else EINVAL
-  size_t scratch_bytes = 64u << 20;         // the store's own buffers: journal, snapshots, bounces
-  size_t overlay_bytes = 16u << 20;         // small updates that wait to be applied in place
-  size_t replay_overlay_bytes = 64u << 20;  // of them in memory while the journal is replayed; the rest is
-                                            // fetched from the device when it is applied
-  uint32_t max_apply_in_flight = 64;        // writes
-  uint32_t granule_sums = 64 * 1024;        // granules whose checksums are kept by block; 80 bytes each
-  uint32_t release_step_chunks = 128;       // of release_target(), in one pass: well under a millisecond
-  uint64_t write_ahead_bytes = 256 * 1024;  // of data, whose records don't wait for the flush under way
-  uint64_t discard_delay_us = 500'000;      // freed slabs wait so long for their neighbours
-  bool compact_eagerly = false;             // for tests: empties whatever slab it can, however much is free
+  size_t scratch_bytes = 64u << 20;          // the store's own buffers: journal, snapshots, bounces
+  size_t overlay_bytes = 16u << 20;          // small updates that wait to be applied in place
+  size_t replay_overlay_bytes = 64u << 20;   // of them in memory while the journal is replayed; the rest is
+                                             // fetched from the device when it is applied
+  uint32_t max_apply_in_flight = 64;         // writes
+  uint32_t granule_sums = 64 * 1024;         // granules whose checksums are kept by block; 80 bytes each
+  uint32_t release_step_chunks = 128;        // of release_target(), in one pass: well under a millisecond
+  uint64_t write_ahead_bytes = 256 * 1024;   // of data, whose records don't wait for the flush under way
+  uint64_t patient_flush_bytes = 16u << 20;  // of data that recovery has put in: it is flushed together
+  uint64_t discard_delay_us = 500'000;       // freed slabs wait so long for their neighbours
+  bool compact_eagerly = false;              // for tests: empties whatever slab it can, however much is free
   // For offline checks of a copy: clashes are listed here instead of refusing the device.
   std::vector<SlotClash>* clashes = nullptr;
 };

@@ -30,15 +30,41 @@ void ChunkStore::Impl::fail_later(StoreOp* op, int error, const char* what) {
   io.defer(&op->io, 0);
 }
 
+// What recovery puts in can wait for more to come: each flush holds the device up, and nobody asks for it.
+static bool is_patient(const StoreOp* op) {
+  return op != nullptr && op->store_kind == kStageKind &&
+         static_cast<const StageOp*>(op)->op_class == io::OpClass::recovery;
+}
+
 void ChunkStore::Impl::when_durable(StoreOp* op) {
-  want_flush();
+  if (is_patient(op)) {
+    schedule_pump();
+  } else {
+    want_flush();
+    impatient_waiters += op != nullptr ? 1 : 0;
+  }
   if (op == nullptr) return;
   if (poisoned) {
+    if (!is_patient(op)) impatient_waiters--;
     fail_later(op, EIO, "the store is poisoned by a failed journal write: restart it");
     return;
   }
   op->wait_block = journal->last_block();
   durable_waiters.push(op);
+}
+
+StoreOp* ChunkStore::Impl::next_durable() {
+  StoreOp* op = durable_waiters.pop();
+  if (!is_patient(op)) impatient_waiters--;
+  return op;
+}
+
+// Whether a flush shall begin for those who can wait: there is enough for one, or nothing more under way, or
+// what is under way may wait for what a flush gives back. A tick flushes what is left for long.
+bool ChunkStore::Impl::patience_is_over() const {
+  if (impatient_waiters > 0 || !records_wait()) return false;
+  return gathered_data_bytes >= options.patient_flush_bytes || stages_in_flight == 0 ||
+         !stage_waiters.empty() || !space_waiters.empty() || !apply_waiters.empty();
 }
 
 void ChunkStore::Impl::want_flush() {
@@ -69,6 +95,7 @@ void ChunkStore::Impl::pump() {
   if (waits && !apply_queue.empty() && journal->anything_gathered()) flush_wanted = true;
   // Before what goes into slots: it would wait behind that in the device. While a flush is under way records
   // of small updates gather; those of large ones go on, so that the device has something to do.
+  flush_wanted |= patience_is_over();
   const bool ahead = journal->may_write_ahead() && gathered_data_bytes >= options.write_ahead_bytes;
   if (flush_wanted && (!journal->busy() || ahead) && !poisoned) {
     flush_wanted = false;
@@ -93,7 +120,7 @@ bool ChunkStore::Impl::records_wait() const {
 
 void ChunkStore::Impl::release_durable(uint64_t block) {
   while (!durable_waiters.empty() && durable_waiters.head->wait_block <= block) {
-    StoreOp* op = durable_waiters.pop();
+    StoreOp* op = next_durable();
     if (op->store_kind == kStageKind) {
       auto stage_op = static_cast<StageOp*>(op);
       uint32_t chunk = state->index.find(stage_op->p.target_index, stage_op->key);
@@ -110,7 +137,7 @@ void ChunkStore::Impl::journal_flushed(uint64_t block, uint64_t sync) {
   apply_synced(sync);
   snapshot_progress(block, sync);
   release_durable(block);
-  if (flush_wanted || records_wait()) want_flush();
+  if (flush_wanted || (impatient_waiters > 0 && records_wait())) want_flush();
   schedule_pump();
 }
 
@@ -133,7 +160,7 @@ void ChunkStore::Impl::poison(int error) {
   }
   poisoned = true;
   const char* what = "the store is poisoned by a failed journal write: restart it";
-  while (!durable_waiters.empty()) fail_later(durable_waiters.pop(), EIO, what);
+  while (!durable_waiters.empty()) fail_later(next_durable(), EIO, what);
   schedule_pump();
 }
 

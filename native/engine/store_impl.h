@@ -119,6 +119,8 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void finish(StoreOp* op, int error, const char* what);
   void when_durable(StoreOp* op);  // completes with the records appended so far; null: nobody waits
   bool table_room(StoreOp* op);    // false: the op fails with ENOSPC
+  StoreOp* next_durable();         // of durable_waiters
+  bool patience_is_over() const;
   void want_flush();
   void schedule_pump();  // runs pump() in the next pass: waiting ops, applications, the journal
   void pump();
@@ -376,6 +378,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   std::deque<Quarantined> quarantine;
   FlatMap<BusyKey, OpList, BusyKeyHash> busy{256};
   OpList durable_waiters;              // in the order of wait_block
+  uint32_t impatient_waiters = 0;      // of them
   std::deque<StageOp*> stage_waiters;  // for memory, journal room or their turn
   std::deque<StageOp*> space_waiters;  // for a slot
   std::deque<StageOp*> apply_waiters;  // until overlays of their chunk, which has many, are in its slot
