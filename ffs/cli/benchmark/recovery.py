@@ -23,6 +23,7 @@ from ffs import Iov
 from ffs.cli.benchmark.device_latency import Copier, read_p99_s
 from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
 from ffs.cli.benchmark.io_cases import write_file
+from ffs.cli.benchmark.moving import Watch
 from ffs.cli.benchmark.report import Result
 from ffs.cli.devcluster.state import Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
@@ -109,9 +110,16 @@ class Suite:
             say(f"recovery of {self.fill_bytes >> 20} MiB, {number + 1} of {self.rounds}")
             self._lose_and_fill(supervisor, client, f"idle{number}")
             before = self._floor()
-            seconds = _come_back(supervisor, client)
+            watch = Watch(0)
+
+            def begins(watch: Watch = watch) -> None:
+                watch.pid = _pid(supervisor, "node2")
+                watch.start()
+
+            whole = _come_back(supervisor, client, begins)
+            seconds = watch.end() or whole
             floor = statistics.mean((before, self._floor()))
-            took.append(round(seconds, 3))
+            took.append((seconds, whole))
             rates.append(self.fill_bytes / seconds)
             floors.append(floor)
             ratios.append(rates[-1] / floor)
@@ -126,7 +134,15 @@ class Suite:
             more={
                 "bytes": self.fill_bytes,
                 "ratios": [round(ratio, 3) for ratio in ratios],
-                "seconds": took,
+                "seconds": [round(moving, 3) for moving, _ in took],
+                "whole_seconds": [round(whole, 3) for _, whole in took],
+                "whole_ratio": round(
+                    statistics.median(
+                        self.fill_bytes / whole / floor
+                        for (_, whole), floor in zip(took, floors, strict=True)
+                    ),
+                    4,
+                ),
             },
         )
 
@@ -203,6 +219,15 @@ def _p99(client: Client, file: File, go_on: Callable[[float], bool]) -> float:
             if int(moved[0]) != READ_BYTES:
                 raise FfsError(f"a read moved {int(moved[0])} of {READ_BYTES} bytes")
     return float(np.percentile(took, 99))
+
+
+def _pid(supervisor: Supervisor, name: str) -> int:
+    """Of a server of the cluster."""
+    run = supervisor.directory.read_run()
+    for process in run.processes if run is not None else ():
+        if process.name == name:
+            return process.pid
+    raise FfsError(f"the cluster has no process {name}")
 
 
 def _come_back(
