@@ -16,7 +16,7 @@ from ffs.proto.common import decode_capability
 from ffs.proto.records import KvParams
 from metadata.fs.collector import Collector
 from metadata.fs.namespace import Namespace
-from metadata.fs.ops import fsck as ops
+from metadata.fs.ops import fsck_pages as ops
 from metadata.fs.ops import fsck_quota
 from metadata.fs.quota_sweep import QuotaSweeper
 from metadata.fs.schema import inode_key

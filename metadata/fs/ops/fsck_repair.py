@@ -15,7 +15,7 @@ from metadata.fs import fsck
 from metadata.fs.core import Core
 from metadata.fs.fsck import Entry
 from metadata.fs.ops import fsck as look
-from metadata.fs.ops import fsck_quota
+from metadata.fs.ops import fsck_pages, fsck_quota
 from metadata.fs.ops import open as open_op
 from metadata.fs.schema import (
     SUB_CTIME,
@@ -111,8 +111,8 @@ async def _repair_entry(core: Core, txn: Transaction, finding: FsckFinding) -> s
 
 async def _need_one_place(txn: Transaction, ino: int, old: int, new: int) -> None:
     """A directory becomes its entry's, unless it is where it says, too, or would be its own ancestor."""
-    pairs = await txn.range(*dirent_span(old), look.IN_ONE)
-    parsed = (look.parse_entry(key, value) for key, value in pairs)
+    pairs = await txn.range(*dirent_span(old), fsck_pages.IN_ONE)
+    parsed = (fsck_pages.parse_entry(key, value) for key, value in pairs)
     if any(isinstance(each, Entry) and each.ino == ino for each in parsed):
         raise errors.InvalidArgument(f"directory {ino} has two names, in directories {old} and {new}")
     seen = {ROOT_INO}
@@ -198,14 +198,14 @@ def _remove_left(txn: Transaction, finding: FsckFinding) -> None:
     else:
         txn.clear(key)
         if key[:1] in b"wW":
-            txn.clear(look.parse_held(key)[3])
+            txn.clear(fsck_pages.parse_held(key)[3])
 
 
 def _end_again(core: Core, txn: Transaction, key: bytes) -> str:
     """The client's session becomes one that is over and to be settled, as if it had just ended."""
-    client = id_in_key(key) if key[:1] == b"r" else look.parse_held(key)[2]
+    client = id_in_key(key) if key[:1] == b"r" else fsck_pages.parse_held(key)[2]
     if key[:1] in b"wL":
-        txn.set(look.parse_held(key)[3], b"")  # it is found by client
+        txn.set(fsck_pages.parse_held(key)[3], b"")  # it is found by client
     record = ClientSession(ttl_ms=1000, label="found by fsck", opened_ns=core.now_ns(), ended=True)
     txn.set(ended_key(client), encode(record))
     return f"client {client} is being settled"
@@ -214,7 +214,7 @@ def _end_again(core: Core, txn: Transaction, key: bytes) -> str:
 def _pair(txn: Transaction, key: bytes) -> str:
     """The record by inode says what there is."""
     if key[:1] in b"wL":
-        txn.set(look.parse_held(key)[3], b"")
+        txn.set(fsck_pages.parse_held(key)[3], b"")
         return "the missing record was written"
     txn.clear(key)
     return "the record was removed"

@@ -23,7 +23,7 @@ from ffs.proto.records import DIRECTORY, FILE, Dirent, Inode, KvParams
 from metadata.fs import fsck
 from metadata.fs.collector import Collector
 from metadata.fs.ids import given_out
-from metadata.fs.ops import fsck as ops
+from metadata.fs.ops import fsck_pages as ops
 from metadata.fs.schema import (
     SUB_ENTRIES,
     SUB_LENGTH,
