@@ -10,6 +10,7 @@ using wire::Detail;
 namespace {
 
 constexpr uint32_t kMaxBadData = 4;
+constexpr uint32_t kMostDoublings = 4;
 
 Decision complete(uint32_t status, Detail detail) {
   return {Next::kComplete, 0, status, detail};
@@ -84,6 +85,10 @@ Decision on_reply(const Situation& s, const TryOutcome& o) {
 
 uint32_t backoff_ms(uint32_t attempt) {
   return std::min(kMostBackoffMs, 5u << std::min(attempt, 8u));
+}
+
+uint64_t patience_ms(uint32_t try_timeout_ms, uint32_t late, uint32_t replicas) {
+  return uint64_t{try_timeout_ms} << std::min(late / std::max(replicas, 1u), kMostDoublings);
 }
 
 Decision decide(const Situation& s, const TryOutcome& o) {

@@ -59,6 +59,10 @@ Decision decide(const Situation& situation, const TryOutcome& outcome);
 // retry budget bounds what this costs (docs/ring.md, Retries).
 constexpr uint32_t kMostBackoffMs = 250;
 uint32_t backoff_ms(uint32_t attempt);
+// How long the next try of a read may take, `late` of whose tries took too long: twice as long whenever
+// each of the replicas was late once, up to sixteen times. Where all is slow, an answer would never be
+// waited for otherwise, and every try would make the servers slower.
+uint64_t patience_ms(uint32_t try_timeout_ms, uint32_t late, uint32_t replicas);
 // Whether an update that got this answer can't take effect any more without being sent again.
 bool certainly_not_applied(const TryOutcome& outcome);
 

@@ -98,6 +98,7 @@ class Ring {
   uint64_t jittered_ns(uint64_t after_ms);
   bool may_resume(Slot& slot, bool routing_changed);
   bool pays_for_retry(Slot& slot);
+  bool is_waited_for(Slot& slot);
   void note_damage(Slot& slot, TargetId target, const TryOutcome& outcome);
   void note_members(Slot& slot, const TryOutcome& outcome, Situation* situation);
   void end_try(uint32_t index, const TryOutcome& outcome);

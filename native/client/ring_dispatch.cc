@@ -192,6 +192,20 @@ bool Ring::pays_for_retry(Slot& slot) {
   return false;
 }
 
+// A read is late at a server that has answered others lately. Another replica is asked if there is one
+// that is well, and the budget pays; else the answer is waited for. Thrown away, it would be work for
+// nothing, and asked for again more of it.
+bool Ring::is_waited_for(Slot& slot) {
+  if (slot.is_hedge()) return false;
+  if (!chooses_replica(slot)) return true;
+  if (second_replica(slot) == nullptr) {
+    slot.tried = 0;  // who was late before may be well when this one is late again
+    return true;
+  }
+  slot.paid = retry_budget_.spend(now_ns_);
+  return !slot.paid;
+}
+
 bool Ring::may_resume(Slot& slot, bool routing_changed) {
   if (routing_changed && slot.parked_for_routing && routing_->epoch > slot.parked_epoch) {
     const Chain* chain = routing_->chain(ChainId(slot.sqe.chain));
@@ -292,7 +306,8 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
       return finish(index, -static_cast<int64_t>(d.status), d.detail,
                     outcome.ending == Ending::kReply || !slot.lost_try);
     case Next::kOtherReplica:
-      if (outcome.ending == Ending::kTryTimeout && !slot.link->suspect && !retry_budget_.spend(now_ns_)) {
+      if (outcome.ending == Ending::kTryTimeout && !slot.link->suspect && !slot.paid &&
+          !retry_budget_.spend(now_ns_)) {
         return park(index, kBudgetLookMs, false, false);  // slow servers aren't helped by more requests
       }
       return dispatch(index);
@@ -396,12 +411,16 @@ void Ring::check_try_timers(Link& link) {
     Slot& slot = slots_[i];
     updates |= slot.update;
     if (slot.try_deadline_ns <= now_ns_) {
-      silent |= link.last_receive_ns < slot.sent_ns;
-      if (!slot.update) {
+      const uint64_t timeout_ns = client_->options().try_timeout_ms * kMsNs;
+      const uint64_t since_ns = slot.update ? slot.sent_ns : std::max(slot.sent_ns, now_ns_ - timeout_ns);
+      const bool heard = link.last_receive_ns >= since_ns;
+      silent |= !heard;
+      slot.late += !slot.update;
+      if (!slot.update && !(heard && is_waited_for(slot))) {
         late.push_back(i);
         continue;
       }
-      slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
+      slot.try_deadline_ns = now_ns_ + timeout_ns;
     }
     if (slot.end_ns() <= now_ns_) {
       late.push_back(i);

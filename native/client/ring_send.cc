@@ -209,9 +209,12 @@ bool Ring::send_request(Link& link, uint32_t index) {
   slot.serial++;
   slot.attempt++;
   slot.sent_ns = now_ns_;
-  slot.try_deadline_ns = now_ns_ + client_->options().try_timeout_ms * kMsNs;
   const Chain* chain = chain_of(slot);
   if (chain != nullptr) slot.sent_in = chain->version;
+  const uint32_t replicas = chain != nullptr ? chain->member_count : 1;
+  slot.try_deadline_ns =
+      now_ns_ + patience_ms(client_->options().try_timeout_ms, slot.late, replicas) * kMsNs;
+  slot.paid = false;
   slot.region = 0;
   slot.direct_read = false;
   slot.answered_early = false;

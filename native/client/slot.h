@@ -56,6 +56,7 @@ struct Slot {
   bool granule_damage = false;
   bool waits_for_hedge = false;  // parked: its own try has ended, the second replica's hasn't
   bool waits_for_budget = false;
+  bool paid = false;  // the budget has paid for the next try
 
   uint8_t tried = 0;      // members asked in this round, by index in the chain
   uint8_t unsound = 0;    // members that showed damage
@@ -63,6 +64,7 @@ struct Slot {
   ChainVersion sent_in;   // the chain version of the last try that was sent
   uint32_t serial = 0;    // of the try; half of the request id
   uint32_t attempt = 0;   // tries so far
+  uint32_t late = 0;      // tries that try_timeout_ms ended
   uint32_t bad_data_count = 0;
 
   Link* link = nullptr;

@@ -54,6 +54,15 @@ TEST_CASE("reads turn to an untried replica when one can't help, then wait for r
   CHECK(reply(reading(true), EIO, Detail::kPoisoned).next == Next::kOtherReplica);
 }
 
+TEST_CASE("a try may take twice as long whenever all replicas were late once") {
+  CHECK(patience_ms(2000, 0, 3) == 2000);
+  CHECK(patience_ms(2000, 2, 3) == 2000);
+  CHECK(patience_ms(2000, 3, 3) == 4000);
+  CHECK(patience_ms(2000, 3, 1) == 16000);
+  CHECK(patience_ms(2000, 1000, 3) == 32000);
+  CHECK(patience_ms(~0u, 1000, 0) == uint64_t{~0u} * 16);
+}
+
 TEST_CASE("damage goes to the sound replicas and ends in EIO when there are none") {
   CHECK(decide(reading(true), {Ending::kBadData}).next == Next::kOtherReplica);
   CHECK(decide(reading(false, true), {Ending::kBadData}).next == Next::kAwaitRouting);

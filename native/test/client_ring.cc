@@ -218,6 +218,44 @@ TEST_CASE("a silent replica: the read turns to another, the late answer is throw
   for (int i = 0; i < 4096; i++) REQUIRE(b.iov->data()[i] == 0x55);
 }
 
+TEST_CASE("replicas that are all slower than a try may be: the read waits longer and longer, and ends well") {
+  const auto slow = [](Peer& p, net::Connection& c, const Peer::Request& r) {
+    ::usleep(400000);
+    well(p, c, r);
+  };
+  Peer a(slow);
+  Peer other(slow);
+  Bench b({&a, &other}, TransportChoice::kTcp, 64, 1 << 20, [](ClientOptions& o) {
+    o.request_timeout_ms = 60000;
+    o.hedge_percent = 0;
+  });
+  const ffs_sqe e = b.sqe(FFS_OP_READ, 1, 4096, 0, 5);
+  REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+  const auto done = b.complete(1, 70000);
+  REQUIRE(done.size() == 1);
+  CHECK(done[0].result == 4096);
+  CHECK(b.ring->stats().retries >= 2);
+}
+
+TEST_CASE("a server that answers, but not all in time: what it was asked isn't thrown away to ask it again") {
+  constexpr uint32_t kReads = 120;
+  Peer a([](Peer& p, net::Connection& c, const Peer::Request& r) {
+    ::usleep(25000);
+    well(p, c, r);
+  });
+  Bench b({&a}, TransportChoice::kTcp, 128, 1 << 20, [](ClientOptions& o) {
+    o.hedge_percent = 0;
+    o.try_timeout_ms = 600;
+  });
+  for (uint32_t i = 0; i < kReads; i++) {
+    const ffs_sqe e = b.sqe(FFS_OP_READ, i, 4096, i * 4096, 5);
+    REQUIRE(b.ring->prepare(&e, 1).taken == 1);
+  }
+  const auto done = b.complete(kReads, 20000);
+  REQUIRE(done.size() == kReads);
+  for (const ffs_cqe& e : done) CHECK(e.result == 4096);
+}
+
 TEST_CASE("a read into a region that is taken back: a late writer can't touch the slice any more") {
   std::atomic<uint8_t*> stolen{nullptr};
   std::atomic<bool> mute_now{false};
