@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from chaos_hosts import Hosts
 
-from ffs.errors import FfsError
+from ffs.errors import FfsError, Overloaded
 from ffs.proto import cluster as proto
 from ffs.rpc.address import parse_addresses
 from ffs.rpc.pool import Pool
@@ -180,15 +180,19 @@ class Cluster:
                 self.processes[name].ready()
         for name in self.nodes:
             self.processes[name].ready()
+        table = proto.CreateTable(
+            name="default", replicas=replicas, chains_per_device=chains_per_device, wait_nodes=len(self.nodes)
+        )
+
+        def created() -> bool:
+            try:
+                pool.call(table)
+            except Overloaded:  # a node that is held up counts as away for a while
+                return False
+            return True
+
         with self.pool() as pool:
-            pool.call(
-                proto.CreateTable(
-                    name="default",
-                    replicas=replicas,
-                    chains_per_device=chains_per_device,
-                    wait_nodes=len(self.nodes),
-                )
-            )
+            until(created, "all nodes are alive at once")
         self.until_whole()
 
     def move_device(self, name: str, to: Path) -> None:

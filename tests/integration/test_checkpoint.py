@@ -235,7 +235,7 @@ def test_a_process_that_is_killed_leaves_nothing_visible(client: Client, home: s
     code = f"""
 import sys, torch, ffs
 from ffs import checkpoint
-client = ffs.connect({address!r})
+client = ffs.connect({address!r}, request_timeout=300)
 state = {{str(i): torch.full((1 << 20,), float(i)) for i in range(64)}}
 print("begin", flush=True)
 for i in range(1000):

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 FILES = 24
 FILE_BYTES = 3_000_001
 FAILURE_TIMEOUT_S = 3.0  # a busy machine must not look like a dead node
+PATIENCE_S = 120.0  # of the load's requests: chains move under them
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -145,7 +146,7 @@ def test_looking_at_a_cluster(run: Run, stored: str) -> None:
 
 
 def test_drain_under_load_then_switch_off_then_back(cluster: DevCluster, run: Run, stored: str) -> None:
-    with ffs.connect(cluster.address) as client, Load(client, stored):
+    with ffs.connect(cluster.address, request_timeout=PATIENCE_S) as client, Load(client, stored):
         status, out, err = run("cluster", "drain", "node1")
         assert status == 0, (out, err)
         assert "it may be switched off" in out
@@ -162,7 +163,7 @@ def test_drain_under_load_then_switch_off_then_back(cluster: DevCluster, run: Ru
     assert "node node1 is" in err
     cluster.start_node(1)
     assert run("cluster", "drain", "node1", "--undo")[0] == 0
-    with ffs.connect(cluster.address) as client, Load(client, stored):
+    with ffs.connect(cluster.address, request_timeout=PATIENCE_S) as client, Load(client, stored):
         status, out, _ = run("cluster", "rebalance")
         assert (status, out.splitlines()[-1]) == (0, "targets and heads are even")
     counts = used_targets(run)
@@ -234,7 +235,7 @@ def test_another_manager_goes_on(cluster: DevCluster, run: Run, stored: str, tmp
 def _add_a_node(cluster: DevCluster, run: Run, stored: str) -> None:
     name = cluster.add_node()
     assert name == "node4"
-    with ffs.connect(cluster.address) as client, Load(client, stored):
+    with ffs.connect(cluster.address, request_timeout=PATIENCE_S) as client, Load(client, stored):
         status, out, _ = run("cluster", "add", name)
     assert (status, out.splitlines()[-1]) == (0, "node node4 has its share of the targets")
     counts = used_targets(run)
@@ -291,7 +292,7 @@ def _replace(cluster: DevCluster, run: Run, stored: str) -> None:
     status, _, err = run("cluster", "replace", str(leaving))
     assert status == 1
     assert "nothing to replace" in err
-    with ffs.connect(cluster.address) as client, Load(client, stored):
+    with ffs.connect(cluster.address, request_timeout=PATIENCE_S) as client, Load(client, stored):
         status, out, err = run("cluster", "replace", f"{device}@{other}")
     assert status == 0, (out, err)
     assert used_targets(run)[other] == 0

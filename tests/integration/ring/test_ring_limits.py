@@ -139,7 +139,7 @@ def small_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_s7_many_writers_at_small_pools_wait_and_none_fails(small_pools: Nodes, transport: str) -> None:
     """32 writers keep 256 MiB in flight at servers whose pools are the smallest there are."""
-    client = small_pools.client(transport)
+    client = small_pools.client(transport, request_timeout_ms=300_000)
     right = client.add_capability(capability(client))
     failures: list[BaseException] = []
 
