@@ -100,7 +100,9 @@ native-test: build/test/build.ninja
 COMPUTING   := tests/unit tests/sim tests/model tests/conformance tests/linearizability
 
 COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/test_cli.py tests/integration/test_cli_*.py \
-                 tests/integration/test_checkpoint.py tests/integration/test_kv.py tests/integration/test_namespace.py tests/integration/test_xattr.py)
+                 $(foreach name,checkpoint checkpoint_manager checkpoint_dcp kv kv_tiers namespace xattr locks quota security \
+                   spaces sparse tail processes dataloader fsck_cluster client_processes client_aio aio_ior demo buffered, \
+                   tests/integration/test_$(name).py))
 
 python-test: .stamps/build .stamps/torch
 	@$(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal

@@ -39,9 +39,9 @@ def _views(values: Any, codes: Any, ranges: Any, count: int, pairs: int, *, enco
 
 
 def encode(values: Any, codes: Any, ranges: Any, dtype: int, shape: tuple[int, int, int, int]) -> None:
-    """`values`: [blocks][outer][heads][inner] 16-bit floats; `codes` becomes a byte of each, `ranges` (lowest,
-    step) as float32 of each head of a block. Contiguous buffers. Without the GIL. InvalidArgument; FfsError with
-    ERANGE: a value isn't finite."""
+    """`values`: [blocks][outer][heads][inner] 16-bit floats; `codes` becomes a byte of each, `ranges`
+    (lowest, step) as float32 of each head of a block. Contiguous buffers. Without the GIL. InvalidArgument;
+    FfsError with ERANGE: a value isn't finite."""
     blocks, outer, heads, inner = shape
     views = _views(values, codes, ranges, blocks * outer * heads * inner, blocks * heads, encoding=True)
     check(lib.ffs_int8_encode(_shape(dtype, *shape), *views))

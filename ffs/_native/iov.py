@@ -186,8 +186,8 @@ class Iov:
         return int(ffi.cast("uintptr_t", self._handle.raw))
 
     def fileno(self) -> int:
-        """The memfd, to pass to other processes (Iov.from_fd). It stays this object's. InvalidArgument: it has
-        none (`over`, `at`)."""
+        """The memfd, to pass to other processes (Iov.from_fd). It stays this object's. InvalidArgument: it
+        has none (`over`, `at`)."""
         self._live()
         fd = int(lib.ffs_iov_fd(self._handle.raw))
         if fd < 0:

@@ -59,11 +59,18 @@ def test_golden_bytes(name: str) -> None:
     golden = bytes.fromhex(json.loads(GOLDEN.read_text())[name])
     said = msgpack.unpackb(golden)
     now = msgpack.unpackb(codec.encode_message(MESSAGES[name]))
-    assert now[: len(said)] == said
+    assert _begins(now[: len(said)], said)
     assert now[len(said) :] == [None] * SINCE.get(name, 0)
     assert codec.decode_message(golden) == MESSAGES[name]
     tag = MESSAGES[name].__struct_config__.tag
     assert msgpack.unpackb(golden)[:2] == [tag, 1]
+
+
+def _begins(now: object, said: object) -> bool:
+    """Whether it is the same, but for fields that were appended to what is inside."""
+    if isinstance(now, list) and isinstance(said, list):
+        return len(now) >= len(said) and all(map(_begins, now, said))
+    return now == said
 
 
 def test_fields_of_a_policy_and_of_a_use_in_their_order() -> None:
