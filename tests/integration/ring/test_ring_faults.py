@@ -120,8 +120,8 @@ def test_a_write_to_a_dead_server_says_that_its_outcome_is_unknown(one: Nodes) -
 
 
 def test_a_stopped_head_holds_writes_up_and_they_finish_once(three: Nodes) -> None:
-    # Tries are short, so that writes are sent again while the head stands still; connecting isn't, nor is what
-    # the writes have in all: on a machine under load a server that goes on takes its time.
+    # Tries are short, so that writes are sent again while the head stands still; connecting isn't, nor is
+    # what the writes have in all: on a machine under load a server that goes on takes its time.
     client = three.client("local", try_timeout_ms=200, connect_timeout_ms=2000, request_timeout_ms=55_000)
     right = client.add_capability(capability(client))
     fill(client, right, lambda i: 1)
