@@ -77,6 +77,10 @@ void Shard::on_session(io::Poll* poll) {
   if (poll->removed) {
     session.polls--;
     self->polls_--;
+    if (poll == &session.out) {
+      session.out_armed = session.out_ending = false;
+      if (!session.connection.queue.empty()) self->list_to_flush(session);  // full again meanwhile
+    }
     if (poll->error != 0) self->close_session(session, "polling failed");
     self->end_session_if_unused(session);
     return;
@@ -84,7 +88,13 @@ void Shard::on_session(io::Poll* poll) {
   const uint32_t events = std::exchange(poll->events, 0u);
   if (!session.open) return;
   if (poll == &session.out) {
-    if ((events & (POLLOUT | POLLERR | POLLHUP)) != 0) self->list_to_flush(session);
+    if (!session.connection.queue.empty()) {
+      self->list_to_flush(session);
+    } else if (!session.out_ending) {
+      // A Unix socket reports room whenever its peer has read: each of these would be a wake-up for nothing.
+      session.out_ending = true;
+      self->io_->poll_remove(&session.out);
+    }
     return;
   }
   session.readable = true;
@@ -192,7 +202,8 @@ void Shard::flush_session(Session& session) {
   if (!sent.ok()) return close_session(session, sent.error().what);
   if (!*sent && !session.out_armed) {
     // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
-    session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
+    if (!session.out_fd.valid())
+      session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
     if (!session.out_fd.valid())
       return close_session(session, "no descriptor left to wait for a full socket");
     session.out_armed = true;
@@ -247,7 +258,7 @@ void Shard::close_session(Session& session, const char* why) {
   session.connection.descriptors.clear();
   ::shutdown(session.connection.socket.get(), SHUT_RDWR);
   if (!session.in.removed) io_->poll_remove(&session.in);
-  if (session.out_armed && !session.out.removed) io_->poll_remove(&session.out);
+  if (session.out_armed && !session.out_ending && !session.out.removed) io_->poll_remove(&session.out);
 }
 
 // A closed session's record is free when no poll, no list and no request points to it.
@@ -259,8 +270,8 @@ void Shard::end_session_if_unused(Session& session) {
   session.connection = net::Connection(Fd(), net::Transport::kTcp);
   session.out_fd.reset();
   session.capabilities.clear();
-  session.out_armed = session.hello = session.from_server = session.proved = session.recovery =
-      session.readable = session.send_full = false;
+  session.out_armed = session.out_ending = session.hello = session.from_server = session.proved =
+      session.recovery = session.readable = session.send_full = false;
   session.client = ClientId();
   session.used = session.hung_up = false;
   sessions_.give(&session);

@@ -149,7 +149,8 @@ struct Session {
   io::Poll in;
   io::Poll out;
   Fd out_fd;
-  bool out_armed = false;  // from the first time that the socket was full
+  bool out_armed = false;   // since the socket was full
+  bool out_ending = false;  // it found nothing to send, so it is taken away
   bool used = false;
   bool open = false;
   bool hung_up = false;  // the peer's end was reported
