@@ -179,12 +179,19 @@ class Attempt:
 
     def _raise_deaths(self, reported: list[str]) -> None:
         """Of ranks that have begun and not reported, one that holds its lock no more."""
-        for name in self.client.listdir(self.hidden):
-            if not name.startswith("alive-"):
-                continue
+        try:
+            names = self.client.listdir(self.hidden)
+        except NotFound:
+            return  # published and tidied up that moment: the next look finds it
+        for name in names:
             rank = name.removeprefix("alive-")
-            waited = f"rank-{rank}.json" not in reported and int(rank) != self.rank
-            if waited and _is_free(self.client, posixpath.join(self.hidden, name)):
+            if rank == name or f"rank-{rank}.json" in reported or int(rank) == self.rank:
+                continue
+            if not _is_free(self.client, posixpath.join(self.hidden, name)):
+                continue
+            # It may have reported, and even published, since the reports were listed.
+            report = posixpath.join(self.reports, f"rank-{rank}.json")
+            if not self.client.lexists(report) and self.client.lexists(self.reports):
                 raise RankFailed(f"rank {int(rank)} ended before it had stored its part", self.goal)
 
     def _put(self, name: str, data: bytes) -> None:

@@ -24,7 +24,6 @@ from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.persist import ClusterWriter, Written, hash_parts, key_of, known_files
 from ffs.checkpoint.report import RankReport
 from ffs.checkpoint.snapshot import StagedFile, StatePlan
-from ffs.errors import FfsError
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -206,8 +205,8 @@ class Background:
             saving.replicated.set_result(report)
         try:
             saving.on_end(saving)
-        except FfsError as error:
-            log.warning("after saving %s: %s", saving.attempt.goal, error)
+        except Exception:  # the saves after it go on
+            log.exception("after saving %s", saving.attempt.goal)
         return True
 
     def _give_up(self, saving: Saving, error: BaseException) -> None:
