@@ -42,13 +42,10 @@ class Stateful(Protocol):
 
 @dataclass(slots=True)
 class FlatState:
-    """`tensors` in the order in which the state names them; `tree` is None for a flat dict of tensors.
-    `under`: the names that stand under an object with load_state_dict, which may lack them before it is
-    loaded."""
+    """`tensors` in the order in which the state names them; `tree` is None for a flat dict of tensors."""
 
     tensors: dict[str, Any]
     tree: Node
-    under: frozenset[str] = frozenset()
 
 
 def flatten(state: Any) -> FlatState:
@@ -56,13 +53,13 @@ def flatten(state: Any) -> FlatState:
     if not isinstance(state, Mapping) and not is_stateful(state):
         raise TypeError(f"a state maps names to tensors and values; this is a {type(state).__name__}")
     walk = _Walk()
-    tree = walk.node((), state, False)
+    tree = walk.node((), state)
     flat = not is_stateful(state) and all(
         isinstance(key, str) and node.keys() == {"tensor"} and node["tensor"] == key
         for key, node in ((key, node) for key, node in tree["dict"] if isinstance(node, dict))
     )
     plain = flat and len(walk.tensors) == len(tree["dict"])
-    return FlatState(walk.tensors, None if plain else tree, frozenset(walk.under))
+    return FlatState(walk.tensors, None if plain else tree)
 
 
 def is_tensor(value: object) -> bool:
@@ -83,44 +80,38 @@ def is_stateful(value: object) -> bool:
 @dataclass(slots=True)
 class _Walk:
     tensors: dict[str, Any] = field(default_factory=dict)
-    under: list[str] = field(default_factory=list)
 
-    def node(self, path: tuple[Any, ...], value: Any, in_stateful: bool) -> Node:
+    def node(self, path: tuple[Any, ...], value: Any) -> Node:
         if len(path) > _MOST_DEPTH:
             raise InvalidArgument(
                 f"the state is nested more than {_MOST_DEPTH} deep at {_words(path[:4])}...: a cycle?"
             )
         if is_tensor(value):
-            return {"tensor": self._name(path, value, in_stateful)}
+            return {"tensor": self._name(path, value)}
         if is_stateful(value):
-            return {"stateful": self.node(path, value.state_dict(), True)}
+            return {"stateful": self.node(path, value.state_dict())}
         if isinstance(value, Mapping):
             return {
-                "dict": [
-                    [self._key(path, key), self.node((*path, key), each, in_stateful)]
-                    for key, each in value.items()
-                ]
+                "dict": [[self._key(path, key), self.node((*path, key), each)] for key, each in value.items()]
             }
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Size):
             return {"size": list(value)}
         if isinstance(value, list):
-            return {"list": [self.node((*path, i), each, in_stateful) for i, each in enumerate(value)]}
+            return {"list": [self.node((*path, i), each) for i, each in enumerate(value)]}
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return {"tuple": [self.node((*path, i), each, in_stateful) for i, each in enumerate(value)]}
+            return {"tuple": [self.node((*path, i), each) for i, each in enumerate(value)]}
         if isinstance(value, (set, frozenset)):
             return {"set": [_scalar(each, path) for each in sorted(value, key=repr)]}
         return _scalar(value, path)
 
-    def _name(self, path: tuple[Any, ...], value: Any, in_stateful: bool) -> str:
+    def _name(self, path: tuple[Any, ...], value: Any) -> str:
         wanted = name = ".".join(str(step) for step in path) or "tensor"
         again = 1
         while name in self.tensors:  # {"a": {"b": x}} and {"a.b": y}
             again += 1
             name = f"{wanted}~{again}"
         self.tensors[name] = value
-        if in_stateful:
-            self.under.append(name)
         return name
 
     def _key(self, path: tuple[Any, ...], key: Any) -> Node:

@@ -134,7 +134,7 @@ class Loader:
 def test_objects_values_and_lists_are_put_back_in_place() -> None:
     saved = {"loader": Loader(5), "n": 1, "more": {"deep": [1, 2, 3]}, "opts": [{"lr": 1.0}]}
     flat = flatten(saved)
-    assert flat.under == {"loader.seen"}
+    assert list(flat.tensors) == ["loader.seen"]
     deep, options = [9], {"lr": 0.0}
     into: dict[str, Any] = {"loader": Loader(0), "n": 0, "more": {"deep": deep}, "opts": [options]}
     put_back(into, flat.tree, flat.tensors, "m")
