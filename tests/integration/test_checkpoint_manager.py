@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from ffs import checkpoint, errors
-from ffs.checkpoint import persist
+from ffs.checkpoint import commit, persist, retention
 from ffs.checkpoint.commit import is_remains
+from ffs.checkpoint.report import RankReport
 from ffs.cli import main
 from ffs.client.client import Client
 
@@ -322,6 +323,70 @@ def test_one_rank_that_fails_fails_all_and_leaves_the_last_one(
     with checkpoint.Manager(client, f"{home}/run") as later:
         assert later.latest() == 1
     assert client.listdir(f"{home}/run") == ["step-1"]
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_rank_that_reports_while_others_look_at_it_isnt_taken_for_dead(
+    client: Client, home: str, monkeypatch: pytest.MonkeyPatch, publishes: bool
+) -> None:
+    """Its lock was free, since it had reported - and published - after the reports were listed."""
+    one, other = (commit.Attempt(client, f"{home}/c", "ab12", rank, 2) for rank in range(2))
+    for attempt in (one, other):
+        attempt.begin()
+    empty = {"ranks": 2, "shards": (), "tensors": {}, "tied": {}, "tree": {"dict": []}, "declared": {}}
+    one.report(RankReport(rank=0, **empty))
+    original = commit._is_free
+    looked: list[str] = []
+
+    def is_free(client: Client, path: str) -> bool:
+        looked.append(path)
+        other.report(RankReport(rank=1, **empty))
+        if publishes:
+            assert other.try_publish() is not None
+        other.close()
+        free = original(client, path)
+        if publishes:
+            other.tidy()
+        return free
+
+    monkeypatch.setattr(commit, "_is_free", is_free)
+    assert one.try_publish() is None
+    assert looked == [f"{one.hidden}/alive-00001"]
+    manifest = one.try_publish()
+    assert manifest is not None
+    assert manifest.ranks == 2
+    one.tidy()
+    assert client.listdir(home) == ["c"]
+
+
+def test_a_rank_that_ended_before_it_reported_fails_the_save(client: Client, home: str) -> None:
+    one, other = (commit.Attempt(client, f"{home}/c", "ab12", rank, 2) for rank in range(2))
+    for attempt in (one, other):
+        attempt.begin()
+    assert one.try_publish() is None
+    other.close()
+    with pytest.raises(checkpoint.RankFailed, match="rank 1 ended before"):
+        one.try_publish()
+    one.tidy()
+
+
+def test_whatever_fails_in_retention_the_next_saves_go_on(
+    client: Client, home: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> list[int]:
+        raise RuntimeError("a fault of retention")
+
+    with checkpoint.Manager(client, f"{home}/run", host_bytes=1 << 20, keep=1) as manager:
+        manager.save(1, {"w": torch.ones(10)}).wait(60)
+        manager.wait()
+        monkeypatch.setattr(retention, "to_remove", fails)
+        manager.save(2, {"w": torch.ones(10)}).wait(60)
+        manager.wait()
+        monkeypatch.undo()
+        manager.save(3, {"w": torch.ones(10)}).wait(60)
+        manager.wait()
+        assert manager.steps() == [3]
+    assert "a fault of retention" in caplog.text
 
 
 def test_the_command_line(
