@@ -40,27 +40,26 @@ from ffs.proto.cluster import (
     TargetReport,
     WaitConfig,
     WaitConfigReply,
-    collector_client,
 )
 from ffs.proto.common import Message, OkReply
-from ffs.proto.records import FencedClient
 from ffs.rpc.handshake import Peer
 from metadata.auth.keys import KeyKeeper, Signer
 from metadata.cluster import chain as chains
+from metadata.cluster import reports
 from metadata.cluster.clock import ManagerClock, monotonic_s
 from metadata.cluster.commands import Commands
 from metadata.cluster.decisions import SYNCS_OF_NODE, Decisions
+from metadata.cluster.device_usage import DeviceUsage
+from metadata.cluster.fences import Fences
 from metadata.cluster.lease import Lease
-from metadata.cluster.members import Proposal, Seat, persisted_of, recorded_in
+from metadata.cluster.members import Proposal, Seat
 from metadata.cluster.node_config import Configs, node_config
 from metadata.cluster.presence import Presences
 from metadata.cluster.registry import Registry
 from metadata.cluster.routing import RoutingCache, View
 from metadata.cluster.spaces import Spaces
 from metadata.cluster.status import SyncRates, status_reply
-from metadata.fs.schema import fence_key
-from metadata.fs.sessions import fenced_clients
-from metadata.kv.contract import Snapshot, Store, Transaction
+from metadata.kv.contract import Store
 
 log = logging.getLogger("ffs.meta.manager")
 
@@ -69,9 +68,7 @@ BEATS: Final = 4  # in a failure timeout
 TICK_S: Final = 0.5
 BEAT_MOVING_MS: Final = 20  # while an exchange is going on, for nodes that don't wait for configurations
 MAX_WAIT_MS: Final = 60_000
-FENCES_A_REPLY: Final = 1024
 RECORDS_A_TRANSACTION: Final = 1000
-USAGE_S: Final = 2.0
 HELD_UP_LOG_S: Final = 10.0  # between two warnings that this process was late
 
 
@@ -137,10 +134,10 @@ class Manager:
         self._entering = asyncio.Lock()
         self._looked_at = View()
         self._judged: dict[int, tuple[int, bool, bool]] = {}  # node -> incarnation, here, lapsed
-        self._fences: frozenset[int] = frozenset()
-        self._said: set[object] = set()  # what was logged once already
+        self._fences = Fences(store, lease, clock, self.nodes, lambda: self._configs.changed(self.view.nodes))
+        self._usage = DeviceUsage(self._registry, routing, now_s)
+        self._said: set[tuple[str, int, int]] = set()  # refused reports: what was logged once already
         self._said_late_s = float("-inf")
-        self._usage_s = float("-inf")
         self._wake_recorder = asyncio.Event()
         self._wake_alive = asyncio.Event()
 
@@ -176,7 +173,7 @@ class Manager:
             self._said.clear()
             self._chains.forget(term)
             self._configs.forget()
-            self._fences = frozenset()
+            self._fences.clear()
             self._looked_at = View()
             self._term = term
             self._look_at_view()
@@ -295,8 +292,8 @@ class Manager:
                 await _survive(self.records_changed())
                 self._chains.look_again(self.view, self._now())
                 self._hand_out()
-                await _survive(self._load_fences())
-                await _survive(self._save_usage())
+                await _survive(self._fences.load(self.view))
+                await _survive(self._usage.save([node for node, state in self.nodes.items() if state.beats]))
                 await _survive(self._commands.tick())
                 await _survive(self.spaces.tick())
                 await _survive(self.keys.tick())
@@ -385,8 +382,11 @@ class Manager:
             state.beats += 1
             state.acted = self._configs.numbered(beat.node, beat.config)
             self.spaces.heard(beat)
-            changed = self._take_reports(beat, state)
-            self._hear_usage(beat.node, state)
+            taken = reports.take(self.view, beat.node, state.reports, beat.reports)
+            state.reports, changed = taken.reports, taken.changed
+            for refusal, target in taken.refused:
+                self._say_once(refusal, beat.node, target)
+            self._usage.heard(beat.node, state.reports)
             self.rates.heard(state.reports.values(), now)
             if not was_here:
                 self._chains.came_back(state.reports)
@@ -394,50 +394,10 @@ class Manager:
         self._look(changed)
         return self._beat_reply(peer, beat, state, now)
 
-    def _take_reports(self, beat: Heartbeat, state: NodeState) -> set[int]:
-        """Stores what is possible of them; the chains to look at."""
-        changed: set[int] = set()
-        reports: dict[int, TargetReport] = {}
-        for report in beat.reports:
-            target = self.view.targets.get(report.target)
-            before = state.reports.get(report.target)
-            if target is None or target.node != beat.node:
-                self._say_once(
-                    ("not its own", beat.node, report.target), "node %d reports target %d, not its own"
-                )
-                continue
-            if recorded_in(report) > persisted_of(report):
-                self._say_once(
-                    ("acts", beat.node, report.target),
-                    "node %d: target %d acts in a version that it hasn't persisted",
-                )
-                report = before  # type: ignore[assignment]
-            elif (
-                before is not None
-                and report.chain == before.chain
-                and persisted_of(report) < persisted_of(before)
-            ):
-                self._say_once(
-                    ("old", beat.node, report.target), "node %d: an old report of target %d came late"
-                )
-                report = before
-            if report is None:
-                continue
-            reports[report.target] = report
-            if target.chain and _essence(before) != _essence(report):
-                changed.add(target.chain)
-        changed.update(
-            self.view.targets[target].chain
-            for target in state.reports.keys() - reports.keys()
-            if target in self.view.targets and self.view.targets[target].chain
-        )
-        state.reports = reports
-        return changed
-
-    def _say_once(self, what: tuple[str, int, int], text: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            log.error(text, what[1], what[2])
+    def _say_once(self, text: str, node: int, target: int) -> None:
+        if (text, node, target) not in self._said:
+            self._said.add((text, node, target))
+            log.error(text, node, target)
 
     def _beat_reply(self, peer: Peer, beat: Heartbeat, state: NodeState, now: float) -> HeartbeatReply:
         if not self.lease.may_grant():
@@ -457,15 +417,12 @@ class Manager:
             manager_ms=self.clock.now_ms(),
             next_ms=next_ms,
             config=config if fresh else None,
-            fences=self._fences_for(state),
+            fences=self._fences.news_for(state),
             lease_ms=lease_ms,
             term=self._term,
             spaces=self.spaces.news_for(beat.node, beat.spaces),
             keys=self.keys.news_for(peer, beat.keys),
         )
-
-    def _fences_for(self, state: NodeState) -> tuple[int, ...]:
-        return tuple(sorted(self._fences - state.fenced)[:FENCES_A_REPLY])
 
     def _behind_keys(self, revision: int) -> list[str]:
         """Live nodes that don't act on that revision of the signing keys."""
@@ -490,7 +447,7 @@ class Manager:
             self._look_at_view()
             state = self._state_of(request.node, request.incarnation)
             config = self._configs.of(request.node, term)
-            fences = self._fences_for(state)
+            fences = self._fences.news_for(state)
             spaces = self.spaces.news_for(request.node, request.spaces)
             keys = self.keys.news_for(peer, request.keys)
             left_s = deadline - loop.time()
@@ -597,95 +554,6 @@ class Manager:
                 changed = True
         if changed:
             await self.records_changed()
-
-    # ticks
-
-    async def _load_fences(self) -> None:
-        """Sessions that are over. One is forgotten when every node has fenced it and the last of its
-        capabilities has expired."""
-        found = await self._store.read(_all_fenced)
-        view = self.view
-        now_ms = self.clock.now_ms()
-        done = [
-            client
-            for client, fenced in found.items()
-            if fenced.capability_expiry_ms < now_ms and self._all_have_fenced(view, client)
-        ]
-        if done:
-
-            async def forget(txn: Transaction) -> None:
-                await self.lease.guard(txn)
-                for client in done:
-                    txn.clear(fence_key(client))
-
-            await self._store.run(forget)
-        # The collectors of processes that are gone are sessions that are over, too.
-        gone = {
-            collector_client(node.id, node.previous or node.incarnation - 1)
-            for node in view.nodes.values()
-            if node.incarnation > 1
-        }
-        fences = frozenset(found.keys() - set(done)) | gone
-        if fences - self._fences:
-            self._configs.changed(view.nodes)  # whoever waits is told at once
-        self._fences = fences
-        for state in self.nodes.values():
-            state.fenced &= self._fences
-
-    def _all_have_fenced(self, view: View, client: int) -> bool:
-        states = [self.nodes.get(node) for node in view.nodes]
-        return all(state is not None and client in state.fenced for state in states)
-
-    def _hear_usage(self, node: int, state: NodeState) -> None:
-        """statfs here tells it at once, and the other processes soon when it is a device's first."""
-        for device in self.view.nodes[node].devices:
-            report = next((state.reports[t] for t in device.targets if t in state.reports), None)
-            if report is not None:
-                self._routing.heard_usage[device.uuid] = (report.capacity_bytes, report.free_bytes)
-                if device.uuid not in self.view.usage:
-                    self._usage_s = float("-inf")
-
-    async def _save_usage(self) -> None:
-        if self.now_s() - self._usage_s < USAGE_S:
-            return
-        self._usage_s = self.now_s()
-        view = self.view
-        for node_id, state in list(self.nodes.items()):
-            devices = [
-                (device.uuid, *self._routing.heard_usage[device.uuid])
-                for device in view.nodes[node_id].devices
-                if state.beats and device.uuid in self._routing.heard_usage
-            ]
-            if any(view.usage.get(uuid) != (capacity, free) for uuid, capacity, free in devices):
-                await self._registry.save_usage(node_id, devices)
-
-
-def _essence(report: TargetReport | None) -> object:
-    """What decisions look at; the rest (bytes, chunks) changes all the time."""
-    if report is None:
-        return None
-    return (
-        report.chain,
-        report.recorded_term,
-        report.recorded_counter,
-        report.persisted_term,
-        report.persisted_counter,
-        report.persisted_here,
-        report.state,
-        report.poisoned,
-        report.reason,
-        report.suspect,
-        report.sync_target,
-        report.sync_done,
-        report.sync_failure,
-    )
-
-
-async def _all_fenced(snapshot: Snapshot) -> dict[int, FencedClient]:
-    found: dict[int, FencedClient] = {}
-    while page := await fenced_clients(snapshot, max(found, default=0)):
-        found.update(page)
-    return found
 
 
 async def _survive(work: Awaitable[object]) -> bool:

@@ -206,7 +206,7 @@ def test_space_is_known_as_soon_as_chains_serve() -> None:
             assert process.routing.space_bytes(99) == (0, 0)
             for node in all_nodes:
                 await node.beat(process)
-            await process.manager._save_usage()
+            await process.manager._usage.save(process.manager.nodes)
             async with Process(process.manager._store, "m2:1") as second:
 
                 async def known() -> bool:
