@@ -13,8 +13,8 @@ $bb mount -t overlay -o lowerdir=/host,upperdir=/upper/up,workdir=/upper/work ov
 # The host may have no /lib/modules and no modprobe: the guest's own go over them.
 $bb mkdir -p /new/lib/modules
 $bb cp -a /lib/modules/* /new/lib/modules/
-$bb cp /bin/busybox /new/sbin/guest-busybox
-$bb ln -sf guest-busybox /new/sbin/modprobe
+$bb cp /bin/busybox /new/sbin/busybox.guest
+$bb ln -sf busybox.guest /new/sbin/modprobe
 for part in proc sys dev; do $bb mount --move /$part /new/$part; done
 $bb mkdir -p /new/mnt/guest
 $bb mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000 run /new/mnt/guest

@@ -7,7 +7,7 @@ status=125
 finish() {
   sync
   echo "guest-exit $WORD $status" >/dev/ttyS0
-  /sbin/guest-busybox poweroff -f
+  /sbin/busybox.guest poweroff -f
   sleep 60
 }
 trap finish EXIT

@@ -22,12 +22,11 @@ rm -f "$store/stamp"
 test "$(uname -m)" = x86_64 || cannot "the recipe is for x86_64, this is $(uname -m)"
 command -v apt-get >/dev/null || cannot "there is no apt-get to install qemu and a kernel with"
 log=$store/prepare.log
-# shellcheck disable=SC2086
-if ! dpkg-query -W -f '${db:Status-Status}\n' $packages 2>/dev/null | awk '$1!="installed"{bad=1} END{exit bad||NR!='"$(echo $packages | wc -w)"'}'; then
-  echo "installing from apt: "$packages
-  $sudo apt-get -qq update >"$log" 2>&1 &&
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $packages >>"$log" 2>&1 ||
-    cannot "apt-get couldn't install $(echo $packages) ($log)"
+missing=$(for name in $packages; do dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null | grep -qx installed || echo "$name"; done)
+if [ -n "$missing" ]; then
+  echo "installing from apt:" $missing
+  { $sudo apt-get -qq update && $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing; } \
+    >"$log" 2>&1 || cannot "apt-get couldn't install $(echo $missing) ($log)"
 fi
 
 work=$(mktemp -d "$store/unpack.XXXXXX")
