@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from ffs.checkpoint import state as states
 from ffs.checkpoint.dtypes import DTYPE_BYTES
 from ffs.checkpoint.fetch import Want, fetch, merged
 from ffs.checkpoint.manifest import Manifest, Part
+from ffs.checkpoint.near import Near
 from ffs.checkpoint.plan import Box, meets
 from ffs.checkpoint.reads import Range, place_in, ranges, scatter
 from ffs.checkpoint.tensors import Bytes, Destination, Framework, as_tensor, check_framework
@@ -31,6 +33,8 @@ from ffs.errors import ChecksumMismatch, Damaged, InvalidArgument, NotFound
 if TYPE_CHECKING:
     from ffs.client.client import Client
     from ffs.client.file import File
+
+log = logging.getLogger("ffs.checkpoint")
 
 _PAGE = 4096
 _ARENA_BYTES = 1 << 30
@@ -102,11 +106,12 @@ def load_held(
     *,
     framework: Framework | None = None,
     strict: bool = True,
+    near: Near | None = None,
 ) -> Any:
-    """As `load`, of what `manifest` names, which the caller holds (`held`)."""
+    """As `load`, of what `manifest` names, which the caller holds (`held`). `near`: copies, read first."""
     if into is None:
-        return _load_new(client, path, manifest, framework)
-    _load_into(client, path, manifest, into, strict)
+        return _load_new(client, path, manifest, framework, near)
+    _load_into(client, path, manifest, into, strict, near)
     return into
 
 
@@ -153,16 +158,23 @@ class Goal:
     at: int = 0
 
 
-def _load_new(client: Client, path: str, manifest: Manifest, framework: Framework | None) -> Any:
+def _load_new(
+    client: Client, path: str, manifest: Manifest, framework: Framework | None, near: Near | None
+) -> Any:
     for name, entry in manifest.tensors.items():
         check_framework(entry.spec(name), framework or entry.framework)
-    found = _new_tensors(client, path, manifest, list(manifest.tensors), framework)
+    found = _new_tensors(client, path, manifest, list(manifest.tensors), framework, near)
     found.update({alias: found[kept] for alias, kept in manifest.tied.items()})
     return states.unflatten(manifest.tree, found, path)
 
 
 def _new_tensors(
-    client: Client, path: str, manifest: Manifest, names: Sequence[str], framework: Framework | None
+    client: Client,
+    path: str,
+    manifest: Manifest,
+    names: Sequence[str],
+    framework: Framework | None,
+    near: Near | None,
 ) -> dict[str, Any]:
     goals = []
     found = {}
@@ -172,7 +184,7 @@ def _new_tensors(
         buffer = np.frombuffer(memory, np.uint8) if entry.bytes else np.zeros(0, np.uint8)
         goals.append(Goal(name, ((0,) * len(entry.shape), entry.shape), buffer, iov, at))
         found[name] = as_tensor(entry.spec(name), memory, framework or entry.framework)
-    read_goals(client, path, manifest, goals)
+    read_goals(client, path, manifest, goals, near)
     return {name: found[name] for name in names}
 
 
@@ -198,7 +210,9 @@ def _arenas(sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Iov | None,
 # --- into tensors that are there ------------------------------------------------------------------
 
 
-def _load_into(client: Client, path: str, manifest: Manifest, into: Any, strict: bool) -> None:
+def _load_into(
+    client: Client, path: str, manifest: Manifest, into: Any, strict: bool, near: Near | None
+) -> None:
     flat = states.flatten(into)
     known = {*manifest.tensors, *manifest.tied}
     # An optimizer has no state before its first step: what it lacks is made, and given to load_state_dict;
@@ -218,7 +232,7 @@ def _load_into(client: Client, path: str, manifest: Manifest, into: Any, strict:
         Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].buffer)
         for name, destinations in goals.items()
     ]
-    read_goals(client, path, manifest, first)
+    read_goals(client, path, manifest, first, near)
     for destinations in goals.values():
         for other in destinations[1:]:
             _copy_between(destinations[0], other)
@@ -226,7 +240,7 @@ def _load_into(client: Client, path: str, manifest: Manifest, into: Any, strict:
             destination.finish()
     found = dict(flat.tensors)
     kept_fresh = list(dict.fromkeys(manifest.tied.get(name, name) for name in fresh))
-    made = _new_tensors(client, path, manifest, kept_fresh, None) if kept_fresh else {}
+    made = _new_tensors(client, path, manifest, kept_fresh, None, near) if kept_fresh else {}
     found.update({name: made[manifest.tied.get(name, name)] for name in fresh})
     if manifest.tree is not None:
         states.put_back(into, manifest.tree, _Absent(found), path)
@@ -283,8 +297,23 @@ def _some(names: Sequence[str]) -> str:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def read_goals(client: Client, path: str, manifest: Manifest, goals: Sequence[Goal]) -> None:
-    """Reads boxes of tensors into their buffers, verified. The caller holds the checkpoint. Blocking."""
+def read_goals(
+    client: Client, path: str, manifest: Manifest, goals: Sequence[Goal], near: Near | None = None
+) -> None:
+    """Reads boxes of tensors into their buffers, verified. The caller holds the checkpoint. `near`: what it
+    serves is read there, the rest from the cluster. Blocking."""
+    if near is not None and near.files:
+        try:
+            _read_goals(client, path, manifest, goals, near)
+            return
+        except ChecksumMismatch as error:
+            log.warning("a local copy may be damaged, the cluster is read: %s", error)
+    _read_goals(client, path, manifest, goals, None)
+
+
+def _read_goals(
+    client: Client, path: str, manifest: Manifest, goals: Sequence[Goal], near: Near | None
+) -> None:
     sizes = {posixpath.join(path, shard.file): shard.bytes for shard in manifest.shards}
 
     def opened(file: File, where: str) -> None:
@@ -296,7 +325,11 @@ def read_goals(client: Client, path: str, manifest: Manifest, goals: Sequence[Go
     with _Verifier() as verifier:
         wants = [want for goal in goals for want in _wants(path, manifest, goal, verifier)]
         wants.sort(key=lambda want: (want.path, want.offset))
-        fetch(client, merged(wants), opened)
+        if near is not None:
+            wants = near.read(path, manifest, wants)
+            wants.sort(key=lambda want: (want.path, want.offset))
+        if wants:
+            fetch(client, merged(wants), opened)
 
 
 def _wants(path: str, manifest: Manifest, goal: Goal, verifier: _Verifier) -> Iterator[Want]:

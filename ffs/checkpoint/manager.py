@@ -11,6 +11,8 @@ manager.close()
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 import posixpath
 import threading
 import uuid
@@ -24,9 +26,12 @@ from ffs.checkpoint.commit import Attempt, collect_remains, step_name
 from ffs.checkpoint.guard import Guard, TornSnapshot
 from ffs.checkpoint.load import held, load_held, own_part, read_manifest, shared_part
 from ffs.checkpoint.manifest import Manifest
+from ffs.checkpoint.near import near_files
 from ffs.checkpoint.plan import PART_BYTES
 from ffs.checkpoint.ranks import Ranks
+from ffs.checkpoint.report import merge
 from ffs.checkpoint.saving import Background, SaveReport, Saving
+from ffs.checkpoint.scratch import Scratch, copies, run_of
 from ffs.checkpoint.snapshot import StatePlan, halves, plan_state, stage, versions
 from ffs.checkpoint.staging import Pool
 from ffs.checkpoint.state import FlatState, flatten, with_rank
@@ -40,11 +45,13 @@ _AT_ONCE = 2  # saves
 
 @dataclass(slots=True, eq=False)
 class SaveHandle:
-    """A save on its way. `staged`: the state may be changed. `replicated`: every replica holds all of it, of
-    all ranks, and it is visible; its result is a SaveReport."""
+    """A save on its way. `staged`: the state may be changed. `local`: what this rank stores is whole on local
+    scratch; its result is the directory there, None without scratch. `replicated`: every replica holds all of
+    it, of all ranks, and it is visible; its result is a SaveReport."""
 
     step: int
     replicated: Future[SaveReport]
+    local: Future[str | None]
     staged: Future[None] = field(default_factory=Future)
 
     def wait(self, timeout: float | None = None) -> SaveReport:
@@ -59,6 +66,8 @@ class Manager:
     two saves of that state take, at most a quarter of what is free. A state that is larger goes in waves:
     save returns when the last one was copied.
     keep: how many checkpoints stay, None for all; keep_every: those whose step is a multiple of it stay, too.
+    local: a directory of this host's disk for copies of what this rank stores; keep_local: how many stay.
+    What goes wrong there is in the `local` of the save's handle and in the log, and fails no save.
     ranks: this process's place among all that save together; None: as torch.distributed has it, else alone.
     All ranks make a Manager of the same path, in the same order, and call save for the same steps.
 
@@ -74,12 +83,16 @@ class Manager:
         host_bytes: int | None = None,
         keep: int | None = None,
         keep_every: int | None = None,
+        local: str | os.PathLike[str] | None = None,
+        keep_local: int = 2,
         part_bytes: int = PART_BYTES,
         ranks: Ranks | None = None,
         table: str | int | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise InvalidArgument(f"keep is {keep}: give how many checkpoints stay, at least 1, or None")
+        if keep_local < 1:
+            raise InvalidArgument(f"keep_local is {keep_local}: give how many copies stay, at least 1")
         self.client = client
         self.path = path.rstrip("/") or "/"
         self._keep, self._keep_every = keep, keep_every
@@ -89,10 +102,10 @@ class Manager:
         self._run = self.ranks.agree(uuid.uuid4().hex)
         self._host_bytes = host_bytes
         self._pool = Pool(host_bytes) if host_bytes is not None else None
-        self._background = Background(client)
         self._guard = Guard()
         self._saves = 0
         self._going: list[Saving] = []
+        self._locals: list[Future[str | None]] = []
         self._free = threading.Semaphore(_AT_ONCE)
         self._copier: threading.Thread | None = None
         self._last: tuple[str, Manifest] | None = None
@@ -101,6 +114,11 @@ class Manager:
         self._ended_one = threading.Condition(self._mutex)
         self._closed = False
         client.makedirs(self.path, exist_ok=True, table=table)
+        self._scratch: Scratch | None = None
+        if local is not None:
+            run = run_of(client, self.path)
+            self._scratch = Scratch(os.fspath(local), run, self.ranks.rank, self.ranks.count, keep_local)
+        self._background = Background(client, self._scratch)
         if self.ranks.rank == 0:
             collect_remains(client, self.path)
 
@@ -147,9 +165,11 @@ class Manager:
         self._guard.wait()
 
     def wait(self) -> None:
-        """Until all saves are visible on all ranks. Raises what went wrong."""
+        """Until all saves are visible on all ranks, and local copies are made. Raises what went wrong, but
+        for local copies."""
         self._join_copier()
         self._wait_all()
+        concurrent.futures.wait(self._locals)
         self._raise_failures()
 
     # --- looking and loading ----------------------------------------------------------------
@@ -166,6 +186,10 @@ class Manager:
     def path_of(self, step: int) -> str:
         return posixpath.join(self.path, step_name(step))
 
+    def local_steps(self) -> list[int]:
+        """Of which this rank has whole copies on local scratch, rising; [] without scratch."""
+        return self._scratch.steps() if self._scratch is not None else []
+
     def manifest(self, step: int) -> Manifest:
         return read_manifest(self.client, self.path_of(step))
 
@@ -173,7 +197,11 @@ class Manager:
         self, step: int | None = None, into: Any = None, *, per_rank: Any = None, strict: bool = True
     ) -> Any:
         """As `checkpoint.load`, of the latest checkpoint or that of a step. It can't be removed meanwhile.
-        per_rank: this rank's own state, which is filled, as `into`. NotFound."""
+        per_rank: this rank's own state, which is filled, as `into`. NotFound.
+
+        Bytes that local scratch has, of any rank of this host, come from there. A step that only is there,
+        since it was lost before it was whole in the cluster, is loaded if it is asked for by number, and
+        one rank alone has saved it."""
         while True:
             chosen = self.latest() if step is None else step
             if chosen is None:
@@ -181,14 +209,33 @@ class Manager:
             path = self.path_of(chosen)
             try:
                 with held(self.client, path) as manifest:
-                    if per_rank is not None:
-                        own = own_part(manifest, self.ranks.rank, path)
-                        load_held(self.client, path, own, per_rank, strict=strict)
-                    return load_held(self.client, path, shared_part(manifest), into, strict=strict)
+                    return self._load(chosen, manifest, into, per_rank, strict)
             except NotFound:
                 if step is None and chosen not in self.steps():
                     continue  # retention took it that moment; there is a newer one
-                raise
+                alone = self._only_local(chosen)
+                if alone is None:
+                    raise
+            return self._load(chosen, alone, into, per_rank, strict)
+
+    def _load(self, step: int, manifest: Manifest, into: Any, per_rank: Any, strict: bool) -> Any:
+        path = self.path_of(step)
+        near = None
+        if self._scratch is not None:
+            near = near_files(self._scratch.root, self._scratch.run, step, manifest)
+        if per_rank is not None:
+            own = own_part(manifest, self.ranks.rank, path)
+            load_held(self.client, path, own, per_rank, strict=strict, near=near)
+        return load_held(self.client, path, shared_part(manifest), into, strict=strict, near=near)
+
+    def _only_local(self, step: int) -> Manifest | None:
+        """The manifest of a local copy that is a whole checkpoint by itself."""
+        if self._scratch is None or self.client.lexists(self.path_of(step)):
+            return None
+        for _, copy in copies(self._scratch.root, self._scratch.run, step):
+            if copy.report.ranks == 1:
+                return merge([copy.report], step, self.path_of(step))
+        return None
 
     def pin(self, step: int, reason: str = "") -> None:
         """Keeps it from retention. NotFound."""
@@ -254,6 +301,7 @@ class Manager:
         if self._pool is None or self._pool.nbytes < wanted // 4096 * 4096:
             self._join_copier()
             self._wait_all()
+            concurrent.futures.wait(self._locals)
             if self._pool is not None:
                 self._pool.close()
             self._pool = Pool(wanted)
@@ -283,7 +331,8 @@ class Manager:
         saving = Saving(attempt, plan, tree, self._before(), self._ended)
         with self._mutex:
             self._going.append(saving)
-        return saving, SaveHandle(step, saving.replicated)
+        self._locals = [each for each in self._locals if not each.done()] + [saving.local]
+        return saving, SaveHandle(step, saving.replicated, saving.local)
 
     def _before(self) -> tuple[str, Manifest] | None:
         """An earlier checkpoint, whose files can be linked."""
@@ -317,8 +366,9 @@ class Manager:
             self._copy_part(plan, pool, saving)
             after = versions(plan)
             changed = sorted(name for name in before if before[name] != after[name])
-            if changed and saving.failure is None:
-                saving.failure = TornSnapshot(
+            if changed:
+                saving.torn = True
+                saving.failure = saving.failure or TornSnapshot(
                     f"{changed[0]!r} was changed while it was copied, by something else than the guarded "
                     "optimizer: guard that too, or call manager.wait_copied() before it"
                 )

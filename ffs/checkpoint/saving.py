@@ -1,15 +1,15 @@
 """Saves on their way from staged memory into the cluster: two threads behind every Manager.
 
 The first hashes files as they are staged; the second links or writes them, reports, publishes, and looks
-after saves whose other ranks are still at work. A save that fails is reported to the other ranks, its memory
-is given back, and the saves after it go on. docs/guides/checkpoint.md, Memory; Commit.
+after saves whose other ranks are still at work. A third one copies the same files to local scratch, if there
+is any (copying.py). A save that fails is reported to the other ranks, its memory is given back, and the saves
+after it go on. docs/guides/checkpoint.md, Memory; Commit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import posixpath
 import queue
 import threading
@@ -20,19 +20,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ffs.checkpoint.commit import Attempt
+from ffs.checkpoint.copying import Copies, give_way
 from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.persist import ClusterWriter, Written, hash_parts, key_of, known_files
 from ffs.checkpoint.report import RankReport
 from ffs.checkpoint.snapshot import StagedFile, StatePlan
 
 if TYPE_CHECKING:
+    from ffs.checkpoint.scratch import Scratch
     from ffs.client.client import Client
 
 log = logging.getLogger("ffs.checkpoint")
 
 _POLL_S: Final = 0.05
 _LONGEST_POLL_S: Final = 1.0
-_NICE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +60,32 @@ class Saving:
     replicated: Future[SaveReport] = field(default_factory=Future)
     written: Written = field(default_factory=Written)
     failure: BaseException | None = None
+    local: Future[str | None] = field(default_factory=Future)
+    torn: bool = False  # something changed what was copied under a guard
     began_s: float = field(default_factory=time.monotonic)
     reported: bool = False
     next_look_s: float = 0.0
     pause_s: float = _POLL_S
 
+    def report(self, written: Written) -> RankReport:
+        """Of this rank, which has stored that."""
+        return RankReport(
+            rank=self.attempt.rank,
+            ranks=self.attempt.ranks,
+            shards=tuple(written.shards),
+            tensors=written.tensors,
+            tied=self.plan.tied,
+            tree=self.tree,
+            declared=self.plan.declared,
+        )
+
 
 class Background:
-    """The two threads. `close` waits for all that was handed over."""
+    """The threads. `close` waits for all that was handed over."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, scratch: Scratch | None = None) -> None:
         self._client = client
+        self._copies = None if scratch is None else Copies(scratch)
         self._staged: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
         self._hashed: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
         self._writers: dict[Saving, ClusterWriter] = {}
@@ -82,6 +98,8 @@ class Background:
             thread.start()
 
     def hand_over(self, saving: Saving, staged: StagedFile) -> None:
+        if self._copies is not None:
+            staged.region.holders += 1
         self._staged.put((saving, staged))
 
     def end(self, saving: Saving) -> None:
@@ -92,11 +110,13 @@ class Background:
         self._staged.put(None)
         for thread in self._threads:
             thread.join()
+        if self._copies is not None:
+            self._copies.close()
 
     # the first thread
 
     def _hash_all(self) -> None:
-        _give_way()
+        give_way()
         while (item := self._staged.get()) is not None:
             saving, staged = item
             if staged is not None and saving.failure is None:
@@ -105,12 +125,19 @@ class Background:
                 except BaseException as error:
                     saving.failure = error
             self._hashed.put(item)
+            if self._copies is None:
+                if staged is None:
+                    saving.local.set_result(None)
+            elif staged is not None:
+                self._copies.put(saving, staged)
+            else:
+                self._copies.end(saving)
         self._hashed.put(None)
 
     # the second thread
 
     def _write_all(self) -> None:
-        _give_way()
+        give_way()
         waiting: list[Saving] = []
         more = True
         while more or waiting:
@@ -162,18 +189,7 @@ class Background:
             if writer is not None:
                 writer.close()
             if saving.failure is None:
-                written = saving.written
-                saving.attempt.report(
-                    RankReport(
-                        rank=saving.attempt.rank,
-                        ranks=saving.attempt.ranks,
-                        shards=tuple(written.shards),
-                        tensors=written.tensors,
-                        tied=saving.plan.tied,
-                        tree=saving.tree,
-                        declared=saving.plan.declared,
-                    )
-                )
+                saving.attempt.report(saving.report(saving.written))
         except BaseException as error:
             saving.failure = error
 
@@ -224,9 +240,3 @@ def _next_look(waiting: list[Saving]) -> float | None:
     if not waiting:
         return None
     return max(0.0, min(saving.next_look_s for saving in waiting) - time.monotonic())
-
-
-def _give_way() -> None:
-    """The training step goes first: these threads take what it leaves."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

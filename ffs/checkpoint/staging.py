@@ -21,12 +21,13 @@ PAGE: Final = 4096
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Bytes [begin, begin + nbytes) of the pool's Iov, whole pages. `release` it once."""
+    """Bytes [begin, begin + nbytes) of the pool's Iov, whole pages. Each of `holders` releases it once."""
 
     pool: Pool
     begin: int
     nbytes: int
     free: bool = False
+    holders: int = 1
 
     def memory(self) -> memoryview:
         return self.pool.iov[self.begin : self.begin + self.nbytes].view
@@ -99,7 +100,10 @@ class Pool:
 
     def _release(self, region: Region) -> None:
         with self._changed:
-            assert not region.free, region
+            assert region.holders > 0, region
+            region.holders -= 1
+            if region.holders:
+                return
             region.free = True
             while self._used and self._used[0].free:
                 self._used.pop(0)
