@@ -86,7 +86,7 @@ Result<File> UringIo::add_file(int fd) {
     int rc = io_uring_register_files_update(&ring_, static_cast<unsigned>(i), &fd, 1);
     if (rc != 1) return Error::of(rc < 0 ? -rc : EIO, "registering a file with io_uring");
     fds_[i] = fd;
-    in_memory_[i] = MemoryReads::lies_in_memory(fd);
+    in_memory_[i] = MemoryCopies::lies_in_memory(fd);
     return File{static_cast<int32_t>(i)};
   }
   return Error::of(ENFILE, "too many files for one Io: raise max_files");
@@ -161,8 +161,8 @@ void UringIo::start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* me
   op->next = nullptr;
   in_flight_++;
   if (hold_back(op)) return;
-  const bool copied = kind == OpKind::read && in_memory_[static_cast<size_t>(file.index)] && !region.foreign;
-  if (copied && memory_reads_.take(op, descriptor(file))) return;
+  const bool copied = in_memory_[static_cast<size_t>(file.index)] && !region.foreign;
+  if (copied && memory_copies_.take(op, descriptor(file))) return;
   if (waiting_head_ == nullptr && prepare(op)) return;
   wait_in_line(op);
 }
@@ -413,10 +413,10 @@ void UringIo::submit_and_wait(unsigned wanted, int64_t timeout_us) {
   }
 }
 
-void UringIo::run_memory_reads() {
-  if (memory_reads_.empty()) return;
+void UringIo::run_memory_copies() {
+  if (memory_copies_.empty()) return;
   if (io_uring_sq_ready(&ring_) > 0) submit();  // the kernel works meanwhile
-  memory_reads_.run([this](Op* op, int32_t result) {
+  memory_copies_.run([this](Op* op, int32_t result) {
     in_flight_--;
     complete(op, result);
   });
@@ -427,7 +427,7 @@ int UringIo::run_once(int64_t timeout_us) {
   prepare_waiting();
   prepare_background();
   take_posted();
-  run_memory_reads();
+  run_memory_copies();
   bool ready = has_ready() || polls_head_ != nullptr || io_uring_cq_ready(&ring_) > 0;
   submit_and_wait(ready || timeout_us == 0 ? 0 : 1, timeout_us);
   collect();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "io/io.h"
-#include "io/memory_reads.h"
+#include "io/memory_copies.h"
 
 namespace ffs::io {
 
@@ -52,7 +52,7 @@ class UringIo : public Io {
   void collect_one(const io_uring_cqe& completion);
   void finished(Op* op, int32_t result);
   void poll_event(Poll* poll, const io_uring_cqe& completion);
-  void run_memory_reads();
+  void run_memory_copies();
   void submit_and_wait(unsigned wanted, int64_t timeout_us);
 
   io_uring ring_{};
@@ -63,7 +63,7 @@ class UringIo : public Io {
   Op* waiting_head_ = nullptr;   // ops beyond limit_
   Op* waiting_tail_ = nullptr;
   Poll* unarmed_ = nullptr;      // polls that found no entry
-  MemoryReads memory_reads_;     // of this pass
+  MemoryCopies memory_copies_;   // of this pass
   std::vector<int> fds_;         // by file index, -1: free
   std::vector<bool> in_memory_;  // by file index: the file is on a tmpfs
   std::vector<int32_t> free_regions_;

@@ -1,4 +1,4 @@
-// io::MemoryReads: files on tmpfs are read by the shard's own thread, as far as a pass goes.
+// io::MemoryCopies: files on tmpfs are read and written by the shard's own thread, as far as a pass goes.
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "io/memory_reads.h"
+#include "io/memory_copies.h"
 
 using namespace ffs;
 using namespace ffs::io;
@@ -44,7 +44,7 @@ struct World {
 
   // Neither here nor in a test that expects what only io_uring does.
   bool suits() const {
-    if (io->backend() == Backend::uring && MemoryReads::lies_in_memory(fd.get())) return true;
+    if (io->backend() == Backend::uring && MemoryCopies::lies_in_memory(fd.get())) return true;
     MESSAGE("no io_uring, or /dev/shm is no tmpfs");
     return false;
   }
@@ -74,7 +74,7 @@ struct World {
 TEST_CASE("a file in memory: the first few reads are over after one pass, without another thread") {
   World w;
   if (!w.suits()) return;
-  std::vector<Read> reads(MemoryReads::kMostOps);
+  std::vector<Read> reads(MemoryCopies::kMostOps);
   for (int round = 0; round < 100; round++) {
     for (uint32_t i = 0; i < reads.size(); i++) w.start(reads[i], (i + 7) * 65536, kBlockBytes);
     CHECK(w.io->in_flight() == reads.size());
@@ -121,6 +121,65 @@ TEST_CASE("a file in memory: many reads, large ones, the end of the file and a f
   op.done = mark_done;
   w.io->read(&op, *added, 0, w.memory.data(), kBlockBytes);
   CHECK(wait_for(*w.io, op) == -EBADF);
+  w.io->remove_file(*added);
+}
+
+TEST_CASE(
+    "a file in memory: the first few writes and a sync are over after one pass, without another thread") {
+  World w;
+  if (!w.suits()) return;
+  std::vector<Read> ops(MemoryCopies::kMostOps);
+  const auto put = [&](Read& write, uint32_t offset, uint32_t length) {
+    write.done = false;
+    write.op.owner = &write.done;
+    write.op.done = mark_done;
+    w.io->write(&write.op, w.file, offset, w.content.data() + offset, length);
+    CHECK(!write.done);  // never inside the call
+  };
+  std::vector<uint8_t> got(kFileBytes);
+  for (int round = 0; round < 100; round++) {
+    for (uint8_t& byte : w.content) byte = static_cast<uint8_t>(byte + 1);
+    for (uint32_t i = 0; i + 1 < ops.size(); i++) put(ops[i], (i + 7) * 65536, 2 * kBlockBytes);
+    Read& sync = ops.back();
+    sync.done = false;
+    sync.op.owner = &sync.done;
+    sync.op.done = mark_done;
+    w.io->datasync(&sync.op, w.file);
+    CHECK(!sync.done);
+    CHECK(w.io->in_flight() == ops.size());
+    w.io->run_once(0);
+    CHECK(w.io->in_flight() == 0);
+    for (uint32_t i = 0; i < ops.size(); i++) REQUIRE(ops[i].done);
+    CHECK(sync.op.result == 0);
+    for (uint32_t i = 0; i + 1 < ops.size(); i++) {
+      CHECK(ops[i].op.result == static_cast<int32_t>(2 * kBlockBytes));
+      const uint32_t offset = (i + 7) * 65536;
+      REQUIRE(::pread(w.fd.get(), got.data(), 2 * kBlockBytes, offset) == 2 * kBlockBytes);
+      CHECK(std::memcmp(got.data(), w.content.data() + offset, 2 * kBlockBytes) == 0);
+    }
+  }
+  // More than a pass takes: all of it arrives, whoever carries it out.
+  std::vector<Read> many(kFileBytes / 65536);
+  for (uint32_t i = 0; i < many.size(); i++) put(many[i], i * 65536, 65536);
+  for (Read& write : many) CHECK(wait_for(*w.io, write.op) == 65536);
+  REQUIRE(::pread(w.fd.get(), got.data(), kFileBytes, 0) == kFileBytes);
+  CHECK(got == w.content);
+}
+
+TEST_CASE("a file in memory: a write that fails says so") {
+  World w;
+  if (!w.suits()) return;
+  char path[40];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", w.fd.get());
+  const Fd readable(::open(path, O_RDONLY | O_CLOEXEC));
+  REQUIRE(readable.valid());
+  auto added = w.io->add_file(readable.get());
+  REQUIRE(added.ok());
+  Read write;
+  write.op.owner = &write.done;
+  write.op.done = mark_done;
+  w.io->write(&write.op, *added, 0, w.content.data(), kBlockBytes);
+  CHECK(wait_for(*w.io, write.op) == -EBADF);
   w.io->remove_file(*added);
 }
 
