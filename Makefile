@@ -23,7 +23,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CCACHE_BASEDIR              ?= $(CURDIR)
 export CCACHE_NOHASHDIR            ?= 1
 
-.PHONY: help build demo test test-adapters lint tidy native-test python-test wheel-test soak asan tsan bench clean
+.PHONY: help build demo test test-adapters bench-peers lint tidy native-test python-test wheel-test soak asan tsan bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make test    everything that must hold (the gate): lint, native tests, python tests, the wheel'
 	@echo 'make build   only the environment and the build       make lint   ruff, mypy, clang-format, tidy'
 	@echo 'make test-adapters   the KV adapters against vLLM, SGLang and LMCache, in an environment of their own'
+	@echo 'make bench-peers     KV blocks beside Mooncake and the fs tier of vLLM, by turns, in environments of their own'
 	@echo 'make soak    long searches, SOAK_SECONDS=$(SOAK_SECONDS)            make asan   make tsan   make bench'
 
 # ---- what everything needs ------------------------------------------------------------------
@@ -134,6 +135,18 @@ ADAPTERS    := .venv-adapters/bin/python
 
 test-adapters: .stamps/adapters-build
 	@$(ADAPTERS) -m pytest -c tests/adapters/pytest.ini --rootdir . tests/adapters
+
+# ---- other stores of KV blocks, for comparison --------------------------------------------------
+
+.stamps/peers: tests/bench/peers-requirements.txt .stamps/apt
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@echo "installing Mooncake into .venv-peers"
+	@.venv-peers/bin/python -m pip --quiet install -r tests/bench/peers-requirements.txt > .stamps/peers.log 2>&1 \
+	  || { cat .stamps/peers.log; exit 1; }
+	@touch $@
+
+bench-peers: .stamps/build .stamps/peers .stamps/adapters-build
+	@$(VENV)/bin/ffs bench peers --json
 
 # ---- slow and sharp -------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`, `kv`: speed as a ratio to the raw device, store or
-FUSE mount in the same run (docs/guides/bench.md)."""
+"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`, `kv`, `peers`: speed as a ratio to the raw device,
+store, FUSE mount or peer in the same run (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -60,6 +60,30 @@ def add_commands(commands: Commands) -> None:
     blocks.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
     blocks.add_argument("--mib", type=count_argument, default=256, help="MiB of blocks (default: 256)")
     blocks.epilog = "--transport local|tcp: only cases over this one (default: over both)"
+    words = "blocks of a KV space beside another store's, by turns"
+    peers = command(what, "peers", stopping_cleanly(run_peers), words, json_option=True)
+    peers.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
+    peers.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
+    peers.add_argument(
+        "--mooncake",
+        type=Path,
+        default=Path(".venv-peers/bin/python"),
+        metavar="PYTHON",
+        help="of the environment that has Mooncake's store (default: .venv-peers/bin/python)",
+    )
+    peers.add_argument(
+        "--vllm",
+        type=Path,
+        default=Path(".venv-adapters/bin/python"),
+        metavar="PYTHON",
+        help="of the environment that has vLLM and ffs (default: .venv-adapters/bin/python)",
+    )
+    peers.add_argument(
+        "--only", action="append", metavar="PATTERN", help="cases whose names match; may be repeated"
+    )
+    peers.add_argument("--slices", type=count_argument, default=15, help="of each a case (default: 15)")
+    peers.add_argument("--slice-ms", type=count_argument, default=50, help=argparse.SUPPRESS)
+    peers.add_argument("--mib", type=count_argument, default=256, help="MiB of blocks (default: 256)")
     words = "how fast a returned replica is filled, and what readers feel of it"
     recovery = command(what, "recovery", stopping_cleanly(run_recovery), words, json_option=True)
     recovery.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
@@ -208,6 +232,23 @@ def run_kv(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as memory:
         suite = Suite(Path(memory), max(args.mib, 64) << 20, args.slices, args.slice_ms / 1000)
         found = _print(args, lambda scratch: suite.run(cases, _say))
+    return 0 if all(result.ok for result in found) else 1
+
+
+def run_peers(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.peers.cases import select
+    from ffs.cli.benchmark.peers.suite import Suite
+
+    cases, vllm_cases = select(args.only or ())
+    _check_tmpfs(args.tmpfs)
+    with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as memory:
+
+        def results(scratch: Path) -> Iterator[Result]:
+            set_bytes, slice_s = max(args.mib, 64) << 20, args.slice_ms / 1000
+            suite = Suite(scratch, Path(memory), args.mooncake, args.vllm, set_bytes, args.slices, slice_s)
+            return suite.run(cases, vllm_cases, _say)
+
+        found = _print(args, results)
     return 0 if all(result.ok for result in found) else 1
 
 

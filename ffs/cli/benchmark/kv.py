@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from ffs.cli.benchmark.allocated_cluster import allocated_cluster
 from ffs.cli.benchmark.cost import meter
-from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
+from ffs.cli.benchmark.floors import prepare_region
 from ffs.cli.benchmark.io_floors import open_floors
 from ffs.cli.benchmark.kv_cases import KvCase, KvLoop
+from ffs.cli.benchmark.noise import measure_noise
 from ffs.cli.benchmark.protocol import alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
 from ffs.cli.devcluster.handle import DevCluster
@@ -19,7 +21,6 @@ from ffs.client.client import connect
 from ffs.kv.space import Space
 
 DEVICE_BYTES = 3 << 30
-MIB = 1 << 20
 
 
 @dataclass(slots=True)
@@ -38,30 +39,14 @@ class Suite:
         say("writing the floor's file")
         prepare_region(self.memory / "floor", self.set_bytes)
         say("noise")
-        yield self._noise()
+        noise = measure_noise(self.memory / "floor", self.set_bytes, self.slices, self.slice_s)
+        self.noise = noise.ratio
+        yield noise
         say("a cluster in memory")
-        home = self.memory / "cluster"
-        with DevCluster(home, nodes=1, replicas=1, device_bytes=DEVICE_BYTES) as cluster:
+        with allocated_cluster(self.memory / "cluster", DEVICE_BYTES) as cluster:
             for case in cases:
                 say(case.name)
                 yield self._case(cluster, case)
-
-    def _noise(self) -> Result:
-        """One floor against itself."""
-        spec = FloorSpec("read", str(self.memory / "floor"), MIB, 16, region_bytes=self.set_bytes)
-        with contestant(spec) as one, contestant(spec) as other:
-            summary = summarise(alternate(one, [other], self.slices, self.slice_s))
-        self.noise = summary.ratio
-        return Result(
-            "noise",
-            summary.ours / 1e9,
-            summary.floor / 1e9,
-            summary.ratio,
-            "GB/s",
-            self.slices,
-            None,
-            noisy=is_noisy(self.noise),
-        )
 
     def _case(self, cluster: DevCluster, case: KvCase) -> Result:
         cpu = meter(cluster.processes().values())

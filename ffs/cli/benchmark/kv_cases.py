@@ -99,12 +99,14 @@ class Tally:
     errors: int = 0
     verified_bytes: int = 0
 
+    def percentile_us(self, percent: float) -> float:
+        """Of a call."""
+        return float(np.percentile(np.array(self.calls_ns), percent)) / 1000
+
     def fields(self) -> dict[str, object]:
-        times = np.array(self.calls_ns) / 1000
-        p50, p99 = np.percentile(times, [50, 99])
         return {
-            "p50_us": round(float(p50), 1),
-            "p99_us": round(float(p99), 1),
+            "p50_us": round(self.percentile_us(50), 1),
+            "p99_us": round(self.percentile_us(99), 1),
             "blocks": self.blocks,
             "errors": self.errors,
             "verified_bytes": self.verified_bytes,

@@ -27,12 +27,13 @@ class Result:
     goal_of: str = "ratio"
     noisy: bool = False
     at_most: bool = False  # the goal is a limit: for times
+    more_ok: bool = True  # goals that stand in `more`
     more: dict[str, object] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        if self.goal is None:
-            return True
+        if self.goal is None or not self.more_ok:
+            return self.more_ok
         figure = self.ratio if self.goal_of == "ratio" else self.ffs
         return figure <= self.goal if self.at_most else figure >= self.goal
 

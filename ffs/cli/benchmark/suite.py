@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ffs.cli.benchmark.cost import CpuMeter, meter
-from ffs.cli.benchmark.floors import FloorSpec, contestant, prepare_region
+from ffs.cli.benchmark.floors import prepare_region
 from ffs.cli.benchmark.io_cases import file_loop, write_file
 from ffs.cli.benchmark.io_floors import open_floors, result_of
 from ffs.cli.benchmark.io_matrix import IoCase
 from ffs.cli.benchmark.meta_cases import LmdbFloor, Threads, in_flight
+from ffs.cli.benchmark.noise import measure_noise
 from ffs.cli.benchmark.protocol import Contestant, Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
 from ffs.cli.devcluster.handle import DevCluster
@@ -57,7 +58,9 @@ class Suite:
         first = next(iter(by_device), "disk")
         self._write_floor(first, say)
         say("noise")
-        yield self._noise(first)
+        noise = measure_noise(self.directories[first] / "floor", REGION_BYTES, self.slices, self.slice_s)
+        self.noise = noise.ratio
+        yield noise
         for device, group in by_device.items():
             home = self.directories[device]
             say(f"a cluster on {device}")
@@ -80,23 +83,6 @@ class Suite:
         if not file.exists():
             say("writing the floor's file")
             prepare_region(file, REGION_BYTES)
-
-    def _noise(self, device: str) -> Result:
-        """One floor against itself."""
-        spec = FloorSpec("read", str(self.directories[device] / "floor"), MIB, 16, region_bytes=REGION_BYTES)
-        with contestant(spec) as one, contestant(spec) as other:
-            summary = summarise(alternate(one, [other], self.slices, self.slice_s))
-        self.noise = summary.ratio
-        return Result(
-            "noise",
-            summary.ours / 1e9,
-            summary.floor / 1e9,
-            summary.ratio,
-            "GB/s",
-            self.slices,
-            None,
-            noisy=self.noisy,
-        )
 
     # --- data path --------------------------------------------------------------------------------
 
