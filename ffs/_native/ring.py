@@ -253,19 +253,21 @@ class RingStats:
 class Ring:
     """A submission and completion ring over chunks.
 
-    entries: requests that may be prepared or in flight (a power of two up to 65536). The calling thread
-    does the work: submit sends, wait receives. One thread at a time (Busy otherwise). In a child of fork
-    every call but close raises FfsError with EOWNERDEAD: make a fresh one there.
+    entries: requests that may be prepared or in flight (a power of two up to 65536); inflight: of these at
+    servers at a time, 0: all. The calling thread does the work: submit sends, wait receives. One thread at a
+    time (Busy otherwise). In a child of fork every call but close raises FfsError with EOWNERDEAD: make a
+    fresh one there.
     """
 
     _raw: Any = None
 
-    def __init__(self, client: NativeClient, entries: int) -> None:
+    def __init__(self, client: NativeClient, entries: int, inflight: int = 0) -> None:
         options = ffi.new("ffs_ring_options*")
         options.struct_size = ffi.sizeof("ffs_ring_options")
         if not 0 < entries <= 65536:
             raise InvalidArgument(f"a ring has from 1 to 65536 entries, not {entries}")
         options.entries = entries
+        options.inflight = inflight
         out = ffi.new("ffs_ring**")
         check(lib.ffs_ring_create(client.raw, options, out))
         self._raw = out[0]

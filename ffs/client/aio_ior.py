@@ -74,10 +74,16 @@ class _Side:
     """One ring, driven by the loop; the calls whose requests are in it, and those that wait for room."""
 
     def __init__(
-        self, client: Client, entries: int, kind: str, priority: int, loop: asyncio.AbstractEventLoop
+        self,
+        client: Client,
+        entries: int,
+        kind: str,
+        priority: int,
+        inflight: int,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._client = client
-        self.ior = Ior(client, entries, kind, priority=priority)
+        self.ior = Ior(client, entries, kind, priority=priority, inflight=inflight)
         self._loop = loop
         self._calls: dict[int, _Call] = {}  # with requests in flight
         self._queue: deque[_Call] = deque()
@@ -197,21 +203,22 @@ class AsyncIor:
     """A ring of reads and a ring of writes for the tasks of the running event loop.
 
     entries: pieces (a request's chunks) in flight in each of the two, a power of two up to 65536; calls of
-    any size wait their turn. priority: of their requests, as of `Ior`'s. Made and used in one event loop's
-    thread. `aclose`, or `async with`, before the loop ends. In a child of fork: make a fresh one.
+    any size wait their turn. priority, inflight: as of `Ior`, of each of the two. Made and used in one event
+    loop's thread. `aclose`, or `async with`, before the loop ends. In a child of fork: make a fresh one.
     docs/ring.md, In an event loop.
     """
 
-    def __init__(self, client: Client, entries: int = 256, priority: int = 0) -> None:
+    def __init__(self, client: Client, entries: int = 256, priority: int = 0, inflight: int = 0) -> None:
         self.client = client
         self.priority = priority
+        self.inflight = inflight
         self.entries = entries
         self._loop = asyncio.get_running_loop()
         self._sides: dict[str, _Side] = {}
         self._numbers = 0
         self._known: weakref.WeakSet[File] = weakref.WeakSet()
         self._closed = False
-        Ior(client, entries, priority=priority).close()  # what it refuses is refused here
+        Ior(client, entries, priority=priority, inflight=inflight).close()  # what it refuses is refused here
 
     async def read_many(
         self,
@@ -321,7 +328,9 @@ class AsyncIor:
             raise ShutDown("this AsyncIor is closed")
         side = self._sides.get(kind)
         if side is None:
-            side = self._sides[kind] = _Side(self.client, self.entries, kind, self.priority, self._loop)
+            side = self._sides[kind] = _Side(
+                self.client, self.entries, kind, self.priority, self.inflight, self._loop
+            )
         return side
 
     async def _meet(self, files: Sequence[Any]) -> None:

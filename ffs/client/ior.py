@@ -63,12 +63,20 @@ class Ior:
     entries: how many pieces (a request's chunks) may be prepared or in flight, a power of two up to 65536.
     kind: "read" or "write". depth: 0 - requests go out at submit and wait; n - also by themselves whenever
     n are prepared. priority: 0, the most urgent, to 255: who comes first where a server's buffers are all in
-    use. One thread at a time. In a child of fork: make a fresh one. Every write that is
-    reported done is durable on all replicas; its length is published by the file's flush or close.
+    use. inflight: so many pieces are at servers at a time (0: all); the others wait in the ring and go out
+    as those are answered, before the caller sees them (docs/ring.md, In flight). One thread at a time. In a
+    child of fork: make a fresh one. Every write that is reported done is durable on all replicas; its
+    length is published by the file's flush or close.
     """
 
     def __init__(
-        self, client: Client, entries: int, kind: str = "read", depth: int = 0, priority: int = 0
+        self,
+        client: Client,
+        entries: int,
+        kind: str = "read",
+        depth: int = 0,
+        priority: int = 0,
+        inflight: int = 0,
     ) -> None:
         if kind not in ("read", "write"):
             raise InvalidArgument(f'kind {kind!r}: give "read" or "write"')
@@ -78,12 +86,17 @@ class Ior:
             raise InvalidArgument(f"depth {depth}: give 0 to {entries}, the ring's entries")
         if not 0 <= priority <= 255:
             raise InvalidArgument(f"priority {priority}: give 0 (the most urgent) to 255")
+        if not 0 <= inflight <= entries:
+            raise InvalidArgument(
+                f"inflight {inflight}: give 1 to {entries}, the ring's entries, or 0 for all"
+            )
         self.client = client
         self.kind = kind
         self.priority = priority
         self.entries = entries
         self.depth = depth
-        self._ring = Ring(client.native, entries)
+        self.inflight = inflight
+        self._ring = Ring(client.native, entries, inflight)
         self._op, self._flags = (OP_READ, SQE_ZERO_FILL) if kind == "read" else (OP_WRITE, 0)
         self._table = Table(entries)
         self._numbers = self._table.numbers.raw  # which the ring takes those of its requests from

@@ -187,7 +187,7 @@ int ffs_ring_create(ffs_client* client, const ffs_ring_options* options, ffs_rin
   if (client == nullptr || !take_options(options, &given) || out == nullptr) {
     return fail(EINVAL, "ring: client, options and out are needed");
   }
-  auto ring = Ring::create(client->client, given.entries);
+  auto ring = Ring::create(client->client, given.entries, given.inflight);
   if (!ring.ok()) return fail(ring.error(), "ring of " + std::to_string(given.entries) + " entries");
   *out = RingTable::add(std::move(*ring));
   return *out != nullptr ? 0 : fail(EMFILE, "ring: this process has 65536 of them");

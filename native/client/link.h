@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/granules.h"
 #include "client/iov.h"
 #include "client/slot.h"
 #include "net/socket.h"
@@ -83,8 +84,7 @@ class Link {
   uint32_t receiving = kNoSlot;  // kNoSlot: thrown away
   wire::ReadReply read_reply{};
   std::vector<uint32_t> granule_crcs;
-  size_t granules_checked = 0;  // of granule_crcs, as their bytes arrived
-  bool granules_sound = true;
+  GranuleCheck granules;  // of granule_crcs, as their bytes arrived
   std::vector<wire::ReadPatch> patches;
   std::vector<uint8_t> scratch;
 

@@ -42,10 +42,11 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
 }
 
-Ring::Ring(std::shared_ptr<Client> client, uint32_t entries)
+Ring::Ring(std::shared_ptr<Client> client, uint32_t entries, uint32_t inflight)
     : client_(std::move(client)),
       slots_(entries, std::min(entries, kMostHedges)),
       done_(entries),
+      inflight_bound_(inflight),
       random_(now_ns() | 1),
       retry_budget_(std::max(entries, kLeastRetryBurst), kRetriesASecond),
       hedge_budget_(kHedgeBurst, 0),
@@ -56,11 +57,13 @@ Ring::Ring(std::shared_ptr<Client> client, uint32_t entries)
   crcs_.resize(kMaxGranules + 1);
 }
 
-Result<std::unique_ptr<Ring>> Ring::create(std::shared_ptr<Client> client, uint32_t entries) {
+Result<std::unique_ptr<Ring>> Ring::create(std::shared_ptr<Client> client, uint32_t entries,
+                                           uint32_t inflight) {
   if (entries == 0 || (entries & (entries - 1)) != 0 || entries > 65536) {
     return Error::of(EINVAL, "a ring's entries must be a power of two up to 65536");
   }
-  std::unique_ptr<Ring> ring(new Ring(std::move(client), entries));
+  if (inflight > entries) return Error::of(EINVAL, "a ring's inflight is at most its entries");
+  std::unique_ptr<Ring> ring(new Ring(std::move(client), entries, inflight));
   ring->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!ring->epoll_.valid()) return Error::of(errno, "epoll_create");
   ring->timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
@@ -189,14 +192,35 @@ uint32_t Ring::submit_prepared() {
         slot.sqe.timeout_ms != 0 ? slot.sqe.timeout_ms : client_->options().request_timeout_ms;
     slot.deadline_ns = now_ns_ + timeout_ms * 1000000ull;
     note_timer(slot.deadline_ns);
-    dispatch(index);
+    start(index);
     submitted++;
   }
   stats_.submitted += submitted;
   retry_budget_.earn(submitted, kRetryPercent);
-  stats_.max_inflight = std::max<uint64_t>(stats_.max_inflight, outstanding());
   pump_dirty();
   return submitted;
+}
+
+// From no list: to where it belongs, or behind the bound.
+void Ring::start(uint32_t index) {
+  if (backlog_.empty() && has_room()) return dispatch(index);
+  slots_[index].state = SlotState::kBacklog;
+  slots_.push(backlog_, index);
+}
+
+// The same, for one that was on its way before: ahead of those that weren't.
+void Ring::go_on(uint32_t index) {
+  if (has_room()) return dispatch(index);
+  slots_[index].state = SlotState::kBacklog;
+  slots_.push_front(backlog_, index);
+}
+
+void Ring::start_backlog() {
+  while (!backlog_.empty() && has_room()) {
+    const uint32_t index = backlog_.head;
+    slots_.remove(index);
+    dispatch(index);
+  }
 }
 
 // --- completing -------------------------------------------------------------------------------
@@ -322,7 +346,7 @@ void Ring::progress(bool block, uint64_t until_ns) {
     looked = true;
     const uint32_t before = done_count_;
     receive(*only);
-    if (done_count_ != before || (block && spin(*only, until_ns))) block = false;
+    if (done_count_ != before || !arrived_.empty() || (block && spin(*only, until_ns))) block = false;
   } else if (busy == 0 && !block) {
     now_ns_ = now_ns();
     run_due();
@@ -358,6 +382,9 @@ void Ring::progress(bool block, uint64_t until_ns) {
   }
   now_ns_ = now_ns();
   run_due();
+  pump_dirty();
+  if (arrived_.empty()) return;
+  judge_arrived();
   pump_dirty();
 }
 

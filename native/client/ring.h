@@ -29,7 +29,9 @@ bool chooses_replica(const Slot& slot);
 
 class Ring {
  public:
-  static Result<std::unique_ptr<Ring>> create(std::shared_ptr<Client> client, uint32_t entries);
+  // inflight: entries that may be at servers at a time, 0: all.
+  static Result<std::unique_ptr<Ring>> create(std::shared_ptr<Client> client, uint32_t entries,
+                                              uint32_t inflight = 0);
   ~Ring();
 
   PrepareResult prepare(const ffs_sqe* entries, uint32_t count);
@@ -47,13 +49,17 @@ class Ring {
   const ffs_ring_stats& stats() const { return stats_; }
 
  private:
-  Ring(std::shared_ptr<Client> client, uint32_t entries);
+  Ring(std::shared_ptr<Client> client, uint32_t entries, uint32_t inflight);
 
   // ring.cc: taking requests, completing them, waiting
   const char* fault_of(const ffs_sqe& entry);
   void take_group(const ffs_sqe* entries, uint32_t count);
   uint32_t submit_prepared();
   uint32_t reap(ffs_cqe* out, uint32_t capacity);
+  bool has_room() const { return inflight_bound_ == 0 || at_servers_ < inflight_bound_; }
+  void start(uint32_t index);
+  void go_on(uint32_t index);
+  void start_backlog();
   uint32_t outstanding() const { return slots_.size() - slots_.free_count(); }
   void progress(bool block, uint64_t until_ns);
   bool spin(Link& link, uint64_t until_ns);
@@ -110,6 +116,7 @@ class Ring {
   void check_link_timers(Link& link);
   void check_try_timers(Link& link);
   void check_parked();
+  void check_backlog();
   void check_quarantine();
   void resume_parked(bool routing_changed);
 
@@ -144,21 +151,38 @@ class Ring {
   bool on_last_chunk_reply(const net::Frame& frame, uint32_t index);
   bool on_list_chunks_reply(const net::Frame& frame, uint32_t index);
   void on_payload(Link& link);
-  void finish_read(Link& link, uint32_t index);
-  void deliver(Link& link, uint32_t index);
-  void check_granules(Link& link, const Slot& slot, uint64_t arrived);
   uint32_t slot_of(uint64_t request_id);
   void note_epoch(uint64_t routing_epoch);
+
+  // ring_verify.cc: what a read's answer has to pass
+  void check_arriving(Link& link, const Slot& slot, uint64_t arrived);
+  void finish_read(Link& link, uint32_t index);
+  void note_arrival(Link& link, uint32_t index);
+  void judge_arrived();
+  void judge(Link& link, uint32_t index, const wire::ReadReply& reply, bool sound);
+  void deliver(uint32_t index, const wire::ReadReply& reply);
 
   std::shared_ptr<Client> client_;
   SlotTable slots_;
   SlotList prepared_;
+  SlotList backlog_;
   SlotList parked_;
   SlotList quarantine_;
   std::vector<ffs_cqe> done_;  // a ring of slots_.size()
   uint32_t done_first_ = 0;
   uint32_t done_count_ = 0;
   uint32_t events_ = 0;
+  uint32_t inflight_bound_;  // entries at servers; 0: none
+  uint32_t at_servers_ = 0;  // in links' queues and in flight; second tries don't count
+
+  // Reads whose data is there, in this pass.
+  struct Arrived {
+    uint32_t index, first_crc, crc_count;
+    Link* link;
+    wire::ReadReply reply;
+  };
+  std::vector<Arrived> arrived_;
+  std::vector<uint32_t> arrived_crcs_;
 
   std::shared_ptr<const Routing> routing_;
   uint64_t routing_generation_ = 0;

@@ -131,6 +131,8 @@ void Ring::enqueue(uint32_t index, Link& link, TargetId target) {
   slot.target = target;
   slot.state = SlotState::kQueued;
   link.load_bytes += slot.sqe.length;
+  at_servers_ += !slot.is_hedge();
+  stats_.max_inflight = std::max<uint64_t>(stats_.max_inflight, at_servers_);
   slots_.push(link.waiting, index);
   mark_dirty(link);
 }
@@ -142,6 +144,7 @@ void Ring::detach(uint32_t index) {
   slots_.remove(index);
   if (slot.state == SlotState::kQueued || slot.state == SlotState::kInFlight) {
     slot.link->load_bytes -= slot.sqe.length;
+    at_servers_ -= !slot.is_hedge();
     mark_dirty(*slot.link);
   }
   if (slot.state == SlotState::kInFlight) {
@@ -238,7 +241,7 @@ void Ring::resume_parked(bool routing_changed) {
     if (slots_[i].list != &parked_) continue;
     slots_.remove(i);
     slots_[i].tried = 0;  // a new round
-    dispatch(i);
+    go_on(i);
   }
 }
 
@@ -310,7 +313,7 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
           !retry_budget_.spend(now_ns_)) {
         return park(index, kBudgetLookMs, false, false);  // slow servers aren't helped by more requests
       }
-      return dispatch(index);
+      return go_on(index);
     case Next::kAgain:
       return park(index, d.after_ms, false, false);
     case Next::kAwaitRouting:
@@ -320,16 +323,16 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
     case Next::kSendData:
       slot.wanted = true;
       slot.attempt--;  // it is the same try still
-      return dispatch(index);
+      return go_on(index);
     case Next::kSendCapability:
       slot.capability_sent_again = true;
       if (slot.link->ready()) slot.link->forget_capability(slot.sqe.capability);
       slot.tried = 0;
-      return dispatch(index);
+      return go_on(index);
     case Next::kRegister:
       if (slot.link->ready()) slot.link->forget_region(slot.region);
       slot.tried = 0;
-      return dispatch(index);
+      return go_on(index);
     case Next::kReissue:
       slot.channel = client_->channels().reissue(ChainId(slot.sqe.chain), slot.channel);
       slot.lost_try = false;
@@ -383,6 +386,7 @@ void Ring::run_timers() {
   for (size_t i = 0; i < links_.size(); i++) check_link_timers(*links_[i]);
   for (size_t i = 0; i < links_.size(); i++) check_try_timers(*links_[i]);
   check_parked();
+  check_backlog();
   check_quarantine();
 }
 
@@ -459,6 +463,18 @@ void Ring::check_parked() {
   resume_parked(false);
   for (uint32_t i = parked_.head; i != kNoSlot; i = slots_[i].next) {
     note_timer(std::min(slots_[i].resume_ns, slots_[i].end_ns()));
+  }
+}
+
+void Ring::check_backlog() {
+  for (uint32_t i = backlog_.head; i != kNoSlot;) {
+    const uint32_t next = slots_[i].next;
+    if (slots_[i].end_ns() <= now_ns_) {
+      expire(i);
+    } else {
+      note_timer(slots_[i].end_ns());
+    }
+    i = next;
   }
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/crc32c.h"
 #include "client/ring.h"
 
 namespace ffs::client {
@@ -44,7 +43,7 @@ void Ring::receive(Link& link) {
     const net::FrameReader& reader = link.connection().reader;
     if (link.receiving != kNoSlot && reader.in_payload() &&
         link.read_reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kInline)) {
-      check_granules(link, slots_[link.receiving], link.read_reply.bytes - reader.payload_left());
+      check_arriving(link, slots_[link.receiving], link.read_reply.bytes - reader.payload_left());
     }
     if (!drain_reader(link)) return;
     if (*got < kSmallReceive && !link.connection().reader.in_payload()) return;
@@ -154,8 +153,7 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
     if (reply.status == ENOENT && reply.detail == 0 && (slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0) {
       link.read_reply = wire::ReadReply{};  // a hole
       link.granule_crcs.clear();
-      link.granules_checked = 0;
-      link.granules_sound = true;
+      link.granules = {};
       finish_read(link, index);
       return true;
     }
@@ -173,8 +171,7 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   if (in_region && !slot.direct_read) return false;
   uint64_t patched = 0;
   link.granule_crcs.resize(reply.granule_count);
-  link.granules_checked = 0;
-  link.granules_sound = true;
+  link.granules = {};
   if (reply.granule_count > 0) {
     std::memcpy(link.granule_crcs.data(), frame.var.data(), size_t{reply.granule_count} * 4);
   }
@@ -191,7 +188,7 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   if (!in_region && reply.patch_count != 0) return false;
   link.read_reply = reply;
   if (frame.payload_bytes == 0) {
-    finish_read(link, index);
+    note_arrival(link, index);
     return true;
   }
   uint8_t* to = slot.data();
@@ -227,14 +224,12 @@ bool Ring::on_read_many_reply(Link& link, const net::Frame& frame) {
     reply.bytes = result.bytes;
     reply.chunk_length = reply.logical_length = result.chunk_length;
     link.granule_crcs.clear();
-    link.granules_checked = 0;
-    link.granules_sound = true;
     if (result.granule != wire::kNoGranule) {
       reply.checksum_kind = static_cast<uint8_t>(wire::ChecksumKind::kCrc32c);
       reply.first_granule = result.granule;
       link.granule_crcs.push_back(result.crc);
     }
-    finish_read(link, index);
+    note_arrival(link, index);
   }
   return true;
 }
@@ -252,70 +247,6 @@ void Ring::on_payload(Link& link) {
   }
   link.receiving = kNoSlot;
   finish_read(link, index);
-}
-
-// Compares the granules of which `arrived` bytes of the reply hold all with the checksums that their
-// writer computed. Goes on where it stopped.
-void Ring::check_granules(Link& link, const Slot& slot, uint64_t arrived) {
-  const wire::ReadReply& reply = link.read_reply;
-  if (!client_->options().checksums ||
-      reply.checksum_kind != static_cast<uint8_t>(wire::ChecksumKind::kCrc32c)) {
-    return;
-  }
-  const uint64_t begin = slot.sqe.offset;
-  const uint64_t end = begin + reply.bytes;
-  while (link.granules_checked < link.granule_crcs.size() && link.granules_sound) {
-    const uint64_t from = (uint64_t{reply.first_granule} + link.granules_checked) * kGranuleBytes;
-    const uint64_t to = std::min<uint64_t>(from + kGranuleBytes, reply.chunk_length);
-    if (from < begin || to > end || to <= from) {
-      link.granules_sound = false;  // a checksum of what wasn't sent
-    } else if (to > begin + arrived) {
-      return;
-    } else {
-      link.granules_sound =
-          crc32c(slot.data() + (from - begin), to - from) == link.granule_crcs[link.granules_checked];
-      link.granules_checked++;
-    }
-  }
-}
-
-void Ring::finish_read(Link& link, uint32_t index) {
-  Slot& slot = slots_[index];
-  const wire::ReadReply& reply = link.read_reply;
-  note_latency(link, slot);
-  detach(index);
-  check_granules(link, slot, reply.bytes);
-  if (!link.granules_sound) {
-    report_damage(link, index);
-    return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
-  }
-  if (slot.is_hedge()) {
-    const uint32_t asked = slot.hedge_of;
-    const bool won = win_by_hedge(index);
-    if (won && reply.bytes > 0) std::memcpy(slots_[asked].data(), slot.place, reply.bytes);
-    release_hedge(index);
-    if (won) deliver(link, asked);
-    return;
-  }
-  deliver(link, index);
-}
-
-// The reply's data is in the request's slice.
-void Ring::deliver(Link& link, uint32_t index) {
-  Slot& slot = slots_[index];
-  const wire::ReadReply& reply = link.read_reply;
-  slot.direct_read = false;
-  slot.chunk_length = reply.chunk_length;
-  slot.value = reply.logical_length;
-  slot.sqe.codec = reply.codec;
-  slot.sqe.tag_bytes = reply.tag_bytes;
-  std::memcpy(slot.sqe.tag, reply.tag, sizeof slot.sqe.tag);
-  int64_t result = reply.bytes;
-  if ((slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0 && reply.bytes < slot.sqe.length) {
-    std::memset(slot.data() + reply.bytes, 0, slot.sqe.length - reply.bytes);
-    result = slot.sqe.length;
-  }
-  finish(index, result, Detail::kNone, true);
 }
 
 // --- the others -------------------------------------------------------------------------------

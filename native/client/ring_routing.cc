@@ -82,7 +82,7 @@ void Ring::leave_old_places() {
     if (!slice_is_free(i, !in_flight)) {
       quarantine(i, false, 0, {Ending::kLost});
     } else {
-      dispatch(i);
+      go_on(i);
     }
   }
 }

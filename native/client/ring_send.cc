@@ -68,7 +68,7 @@ void Ring::mark_dirty(Link& link) {
 }
 
 void Ring::pump_dirty() {
-  while (!dirty_.empty()) {  // failing links make others dirty
+  while (start_backlog(), !dirty_.empty()) {  // failing links make others dirty
     Link* link = dirty_.back();
     dirty_.pop_back();
     link->dirty = false;
@@ -280,6 +280,7 @@ void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* c
 // comes late.
 void Ring::report_damage(Link& link, uint32_t index) {
   const Slot& slot = slots_[index];
+  if (!link.ready()) return;  // it failed since the answer came
   auto handle = link.capability(slot.sqe.capability);
   if (!handle.ok()) return;  // dropped: nothing more may be asked under it
   wire::Read read{};

@@ -21,8 +21,10 @@ constexpr uint32_t kNoSlot = ~0u;
 enum class SlotState : uint8_t {
   kFree,
   kPrepared,    // taken, not submitted
+  kBacklog,     // submitted, and behind the bound of what may be at servers
   kQueued,      // in a link's queue, not sent
   kInFlight,    // sent, unanswered
+  kArrived,     // its data is in its slice, and not verified yet
   kParked,      // waits for a time, for routing or for a capability
   kQuarantine,  // over, but a server may still write into its slice
   kFinished,    // waits for the rest of its group

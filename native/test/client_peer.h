@@ -288,6 +288,12 @@ struct Bench {
     FFS_CHECK(IovRegistry::remove(iov.get()).ok());
   }
 
+  // The ring anew, with a bound of what is at servers.
+  void bound(uint32_t inflight) {
+    ring->close();
+    ring = std::move(*Ring::create(client, 64, inflight));
+  }
+
   // Chain 5 over these; `counter` of its version is the epoch unless given.
   void route(uint64_t new_epoch, const std::vector<Peer*>& replicas, const std::vector<uint8_t>& states = {},
              const std::vector<bool>& away = {}, uint32_t new_counter = 0, uint64_t first_target = 100) {

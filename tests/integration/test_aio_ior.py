@@ -51,7 +51,7 @@ def test_tasks_share_a_ring(address: str, home: str, path: str, data: Any, trans
             client.open(f"{home}/copy", "wb", 0, chunk_size=CHUNK) as target,
             ffs.Iov(len(data)) as iov,
         ):
-            async with ffs.AsyncIor(client, 16) as ring:
+            async with ffs.AsyncIor(client, 16, inflight=5 if transport == "tcp" else 0) as ring:
                 await asyncio.gather(*(copy(ring, source, target, iov, n) for n in range(tasks)))
                 assert await ring.read(source, len(data) - 5, iov[0:10]) == 5
                 closed = client.open(path, "rb", 0)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ffs.client.file import File
 
 _PIECE = 8 << 20
-_LEAST_CHUNK = 1 << 20
 _HUGE_PAGE = 2 << 20
+_MOST_BEHIND_BYTES = 64 << 20
+_LEAST_BEHIND = 16
 
 
 def write_file(client: Client, path: str, size: int, *, table: str, zeros: bool = False) -> None:
@@ -43,9 +44,18 @@ def memory(size: int, *, huge_pages: bool) -> Iov:
     return Iov(-(-size // _HUGE_PAGE) * _HUGE_PAGE, hugepages=True)
 
 
+def held_at(depth: int, block_bytes: int) -> int:
+    """Requests that a ring holds of which `depth` are in flight: twice as many, as of a program that works on
+    one part of its memory while another part moves, but no more than 64 MiB on top. One at a time is one.
+    Pure."""
+    if depth == 1:
+        return 1
+    return depth + min(depth, max(_LEAST_BEHIND, _MOST_BEHIND_BYTES // block_bytes))
+
+
 class FileLoop:
     """Keeps `depth` requests of `block_bytes` in flight on one file, and goes on when `batch` are over. A
-    contestant (protocol.py)."""
+    contestant (protocol.py). The ring bounds what is in flight, and holds more (held_at)."""
 
     def __init__(
         self,
@@ -63,22 +73,23 @@ class FileLoop:
         blocks = np.arange(region_bytes // block_bytes, dtype=np.int64)
         if random:
             np.random.default_rng(4).shuffle(blocks)
+        held = held_at(depth, block_bytes)
         self._ring = ring
         self._file = file
         self._block = block_bytes
         self._blocks = len(blocks)
         # Once more from the start, so that what is next is always one slice.
-        self._offsets = np.resize(blocks * block_bytes, len(blocks) + depth)
-        self._lengths = np.full(depth, block_bytes, dtype=np.int64)
+        self._offsets = np.resize(blocks * block_bytes, len(blocks) + held)
+        self._lengths = np.full(held, block_bytes, dtype=np.int64)
         self._places: list[int] = self._offsets[: len(blocks)].tolist() if depth == 1 else []
         self._next = 0
-        self._iov = memory(depth * block_bytes, huge_pages=huge_pages)
+        self._iov = memory(held * block_bytes, huge_pages=huge_pages)
         self._batch = batch
         # Touched, so that no page comes into being while something is measured.
         self._iov.numpy()[:] = (
             0 if zeros else np.random.default_rng(5).integers(0, 256, len(self._iov), dtype=np.uint8)
         )
-        self._all = np.arange(depth, dtype=np.int64)
+        self._all = np.arange(held, dtype=np.int64)
 
     def _send(self, places: npt.NDArray[np.int64]) -> None:
         count = len(places)
@@ -147,17 +158,18 @@ def file_loop(
 ) -> Iterator[FileLoop]:
     """A contestant over the file at `path`, which has at least `region_bytes`."""
     mode = "rb" if kind == "read" else "r+b"
-    pieces = depth * (1 + block_bytes // _LEAST_CHUNK)  # a request has one for each chunk
-    entries = 1 << max(0, pieces - 1).bit_length()
-    with client.open(path, mode, buffering=0) as file, Ior(client, entries, kind) as ring:
-        yield FileLoop(
-            ring,
-            file,
-            block_bytes,
-            depth,
-            region_bytes,
-            random=random,
-            zeros=zeros,
-            batch=batch,
-            huge_pages=huge_pages,
-        )
+    with client.open(path, mode, buffering=0) as file:
+        pieces = max(1, block_bytes // file.placement.layout.chunk_size)  # of a request, one for each chunk
+        entries = 1 << (held_at(depth, block_bytes) * pieces - 1).bit_length()
+        with Ior(client, entries, kind, inflight=depth * pieces) as ring:
+            yield FileLoop(
+                ring,
+                file,
+                block_bytes,
+                depth,
+                region_bytes,
+                random=random,
+                zeros=zeros,
+                batch=batch,
+                huge_pages=huge_pages,
+            )

@@ -487,11 +487,15 @@ typedef struct {
 typedef struct {
   uint32_t struct_size;
   uint32_t entries;          /* requests that may be prepared or in flight; a power of two */
+  uint32_t inflight;         /* of these at servers at a time; the others go out as those are answered, in submit
+                                and wait. 0: all; at most `entries` */
+  uint32_t reserved;
 } ffs_ring_options;
 
 typedef struct {
   uint64_t submitted, completed, failed, retries, hedges, send_calls, recv_calls;
-  uint64_t bytes_read, bytes_written, bytes_copied, connects, max_inflight;
+  uint64_t bytes_read, bytes_written, bytes_copied, connects;
+  uint64_t max_inflight;     /* entries at servers at a time, at most so far */
   uint64_t hedge_wins;       /* hedged reads whose second replica answered first */
   uint64_t damaged;          /* answers whose data didn't match its checksums, or that said so */
   uint64_t budget_waits;     /* retries that waited for the retry budget */
