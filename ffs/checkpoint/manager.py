@@ -33,7 +33,7 @@ from ffs.checkpoint.report import merge
 from ffs.checkpoint.saving import Background, SaveReport, Saving
 from ffs.checkpoint.scratch import Scratch, copies, run_of
 from ffs.checkpoint.snapshot import StatePlan, halves, plan_state, stage, versions
-from ffs.checkpoint.staging import Pool
+from ffs.checkpoint.staging import Pool, host_bytes_for
 from ffs.checkpoint.state import FlatState, flatten, with_rank
 from ffs.errors import Exists, InvalidArgument, NotFound
 
@@ -355,14 +355,19 @@ class Manager:
                 self._copied(saving, handle)
         if later is not None and saving.failure is None:
             self._join_copier()
+            before = versions(later)  # here: the caller may change what it likes as soon as save returns
             self._copier = threading.Thread(
-                target=self._copy_later, args=(later, pool, saving, handle), name="ffs-ckpt-copy", daemon=True
+                target=self._copy_later,
+                args=(later, before, pool, saving, handle),
+                name="ffs-ckpt-copy",
+                daemon=True,
             )
             self._copier.start()
 
-    def _copy_later(self, plan: StatePlan, pool: Pool, saving: Saving, handle: SaveHandle) -> None:
+    def _copy_later(
+        self, plan: StatePlan, before: dict[str, int], pool: Pool, saving: Saving, handle: SaveHandle
+    ) -> None:
         try:
-            before = versions(plan)
             self._copy_part(plan, pool, saving)
             after = versions(plan)
             changed = sorted(name for name in before if before[name] != after[name])
@@ -423,11 +428,3 @@ class Manager:
         pinned = retention.pinned_steps(self.client, self.path, present)
         for step in retention.to_remove(present, self._keep, self._keep_every, pinned):
             retention.remove(self.client, self.path_of(step))
-
-
-def host_bytes_for(staged_bytes: int) -> int:
-    """Two saves of such a state, but at most a quarter of the memory that is free."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        rows = dict(line.split(":", 1) for line in file)
-    free = int(rows["MemAvailable"].split()[0]) * 1024
-    return max(1 << 20, min(2 * staged_bytes + (1 << 20), max(64 << 20, free // 4)))

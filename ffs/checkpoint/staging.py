@@ -108,3 +108,11 @@ class Pool:
             while self._used and self._used[0].free:
                 self._used.pop(0)
             self._changed.notify_all()
+
+
+def host_bytes_for(staged_bytes: int) -> int:
+    """Two saves of such a state, but at most a quarter of the memory that is free."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        rows = dict(line.split(":", 1) for line in file)
+    free = int(rows["MemAvailable"].split()[0]) * 1024
+    return max(1 << 20, min(2 * staged_bytes + (1 << 20), max(64 << 20, free // 4)))
