@@ -75,6 +75,9 @@ UringIo::~UringIo() {
   stop_helper();
   if (!ring_made_) return;
   FFS_CHECK(in_kernel_ == 0 && waiting_head_ == nullptr);
+  // Kernels before 6.5 let go of a file that was removed up to a second later, and so long a block device
+  // would be in use for whoever opens it next; taking the whole table away waits for that.
+  (void)io_uring_unregister_files(&ring_);
   io_uring_queue_exit(&ring_);
 }
 
