@@ -56,45 +56,50 @@ class Namespaces:
         return f"{self._net}.{self._number[host]}"
 
     def command(self, host: str) -> list[str]:
-        return ["ip", "netns", "exec", self._name(host)]
+        return ["ip", "netns", "exec", self.namespace(host)]
+
+    def inside(self, host: str) -> str:
+        """The name of its interface, in its namespace."""
+        return f"{self._tag}i{self._number[host]}"
+
+    def outside(self, host: str) -> str:
+        """The other end of its cable, at the bridge."""
+        return f"{self._tag}o{self._number[host]}"
+
+    def namespace(self, host: str) -> str:
+        return f"{self._tag}-{host}"
 
     def cut(self, source: str, destination: str) -> None:
         """From now on nothing goes from one to the other; the other way packets still arrive."""
         if (source, destination) not in self._cuts:
-            words = ("lladdr", NOBODY, "dev", self._inside(source), "nud", "permanent")
+            words = ("lladdr", NOBODY, "dev", self.inside(source), "nud", "permanent")
             self._in(source, "neigh", "replace", self.address(destination), *words)
             self._cuts.add((source, destination))
 
     def heal(self) -> None:
         for source, destination in sorted(self._cuts):
-            self._in(source, "neigh", "del", self.address(destination), "dev", self._inside(source))
+            self._in(source, "neigh", "del", self.address(destination), "dev", self.inside(source))
         self._cuts.clear()
 
     def close(self) -> None:
         for host in self._number:
             with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("netns", "del", self._name(host))
+                _ip("netns", "del", self.namespace(host))
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", self._bridge)
 
-    def _inside(self, host: str) -> str:
-        return f"{self._tag}i{self._number[host]}"
-
-    def _name(self, host: str) -> str:
-        return f"{self._tag}-{host}"
-
     def _in(self, host: str, *words: str) -> None:
-        _ip("-n", self._name(host), *words)
+        _ip("-n", self.namespace(host), *words)
 
     def _make(self) -> None:
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("addr", "add", f"{self._net}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
-        for host, number in self._number.items():
-            outside, inside = f"{self._tag}o{number}", self._inside(host)
-            _ip("netns", "add", self._name(host))
+        for host in self._number:
+            outside, inside = self.outside(host), self.inside(host)
+            _ip("netns", "add", self.namespace(host))
             _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
-            _ip("link", "set", inside, "netns", self._name(host))
+            _ip("link", "set", inside, "netns", self.namespace(host))
             _ip("link", "set", outside, "master", self._bridge)
             _ip("link", "set", outside, "up")
             self._in(host, "addr", "add", f"{self.address(host)}/24", "dev", inside)
