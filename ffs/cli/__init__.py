@@ -48,6 +48,8 @@ _NOUNS = (
     "user",
     "xattr",
     "device",
+    "rdma",
+    "doctor",
     "flock",
     "fsck",
     "bench",

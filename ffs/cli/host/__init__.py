@@ -1,0 +1,1 @@
+"""What a host offers and lacks: read by `facts`, `rdma` and `verbs`, judged by `findings` (pure)."""
