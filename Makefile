@@ -23,7 +23,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CCACHE_BASEDIR              ?= $(CURDIR)
 export CCACHE_NOHASHDIR            ?= 1
 
-.PHONY: help build demo test test-adapters bench-peers lint tidy native-test python-test wheel-test soak asan tsan bench clean
+.PHONY: help build demo test test-adapters test-rdma bench-peers lint tidy native-build native-test python-test wheel-test soak asan tsan bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make build   only the environment and the build       make lint   ruff, mypy, clang-format, tidy'
 	@echo 'make test-adapters   the KV adapters against vLLM, SGLang and LMCache, in an environment of their own'
 	@echo 'make bench-peers     KV blocks beside Mooncake and the fs tier of vLLM, by turns, in environments of their own'
+	@echo 'make test-rdma   RDMA, raw devices, power cuts and lossy links in a guest under qemu (no KVM needed)'
 	@echo 'make soak    long searches, SOAK_SECONDS=$(SOAK_SECONDS)            make asan   make tsan   make bench'
 
 # ---- what everything needs ------------------------------------------------------------------
@@ -92,8 +93,10 @@ build/test/build.ninja: CMakeLists.txt .stamps/apt
 	  -DFFS_TESTS=ON -DFFS_PYTHON=OFF > .stamps/cmake.log 2>&1 \
 	  || { cat .stamps/cmake.log; exit 1; }
 
-native-test: build/test/build.ninja
+native-build: build/test/build.ninja
 	@ninja -C build/test -j $(JOBS) > .stamps/ninja.log 2>&1 || { tail -50 .stamps/ninja.log; exit 1; }
+
+native-test: native-build
 	@ctest --test-dir build/test -j $(JOBS) --output-on-failure > .stamps/ctest.log 2>&1 \
 	  && grep 'tests passed' .stamps/ctest.log || { tail -300 .stamps/ctest.log; exit 1; }
 
@@ -113,6 +116,12 @@ python-test: .stamps/build .stamps/torch
 # The wheel as a user gets it, in an environment of its own, from a folder without the sources.
 wheel-test: .stamps/build
 	@bash tests/wheel/run.sh
+
+# ---- RDMA and block devices, in a guest -------------------------------------------------------
+
+# tests/guest/run.py says what the guest is. It runs this very build and environment.
+test-rdma: native-build .stamps/build
+	@bash tests/guest/test.sh $(PY)
 
 # ---- the KV adapters against their engines' packages ------------------------------------------
 
