@@ -201,7 +201,7 @@ class FfsStager(AsyncStager):
         there: Any = tensor
         piece = torch.empty(spec.shape, dtype=tensor.dtype)
         if spec.nbytes:
-            # A storage of its own: torch 2.13 crashes when it gives a process a DTensor inside of a larger one.
+            # A storage of its own: torch 2.13 crashes where it sends a DTensor inside of a larger one.
             memory = region.memory()[copied.at : copied.at + spec.nbytes]
             piece = torch.frombuffer(memory, dtype=tensor.dtype).reshape(spec.shape)
             region.holders += 1
