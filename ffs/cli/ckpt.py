@@ -4,14 +4,16 @@ docs/guides/checkpoint.md, Looking."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import posixpath
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from ffs.cli.location import one_address, parse_location
 from ffs.cli.names import shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
-from ffs.cli.parsing import Commands, command, print_json
+from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.progress import Progress
 from ffs.cli.text import format_bytes, format_rate, format_seconds, parse_duration, plural, table
 from ffs.errors import Busy, FfsError, InvalidArgument
@@ -47,6 +49,19 @@ def add_commands(commands: Commands) -> None:
     pin.add_argument("--reason", default="", metavar="WORDS", help="why, for who looks later")
     unpin = command(verbs, "unpin", run_unpin, "let retention have them again")
     unpin.add_argument("paths", nargs="+", metavar="PATH")
+    change = command(verbs, "convert", run_convert, "checkpoints, DCP, safetensors, torch.save")
+    change.description = (
+        "Converts a checkpoint of ffs, a DCP directory, a safetensors file or a torch.save file, in the "
+        "cluster (ffs:/path) or here, into another. The result appears whole, or not at all."
+    )
+    change.add_argument("source", metavar="SOURCE")
+    change.add_argument("goal", metavar="GOAL")
+    change.add_argument(
+        "--to",
+        choices=("ffs", "dcp", "safetensors", "torch"),
+        help="the format (by default by GOAL's ending, else ffs in the cluster)",
+    )
+    change.add_argument("--trusted", action="store_true", help="pickles of SOURCE may run code")
     for parser in (listed, show, check, remove, pin, unpin):
         literal_option(parser)
     advice = command(verbs, "advise", run_advise, "how often to save", json_option=True)
@@ -257,6 +272,27 @@ def run_diff(args: argparse.Namespace) -> int:
         for each in found:
             print(f"{each.kind:<9} {shown(each.name)}" + (f"  ({each.words})" if each.words else ""))
         print(f"{plural(same, 'tensor')} the same, {len(found)} not")
+    return 0
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    from ffs.checkpoint.convert import Place, convert
+
+    places = [parse_location(args.source), parse_location(args.goal)]
+    with contextlib.ExitStack() as stack:
+        client = None
+        if any(place.remote for place in places):
+            client = stack.enter_context(connect(args, one_address(places, args.cluster)))
+        source, goal = (Place(place.path, client if place.remote else None) for place in places)
+        with Progress(sys.stderr, shown(goal.path), None) as progress:
+            convert(
+                source,
+                goal,
+                args.to,
+                trusted=args.trusted,
+                progress=progress.advance,
+                begun=progress.expect,
+            )
     return 0
 
 

@@ -50,6 +50,10 @@ class Progress:
         self._start = time.monotonic()
         self._drawn = 0.0
 
+    def expect(self, total: int) -> None:
+        """The length, where it is known only now."""
+        self._total = total
+
     def advance(self, count: int) -> None:
         self._done += count
         now = time.monotonic()
