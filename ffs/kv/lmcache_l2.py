@@ -83,8 +83,16 @@ class _Blocks:
         return done
 
     def delete(self, names: list[bytes]) -> Flags:
-        """The first parts; what is left is found by nobody and goes as unused."""
-        return self.store.delete(self._keys(names, 0))
+        """All parts, the first of each block before the others: that is what is looked up. How many there are
+        nobody says here, so they are looked for, one part further of all blocks at a time."""
+        gone = self.store.delete(self._keys(names, 0))
+        left = np.flatnonzero(gone)
+        for part in itertools.count(1):
+            left = left[self.store.look(self._keys([names[at] for at in left.tolist()], part))]
+            if not left.size:
+                return gone
+            gone[left] = self.store.delete(self._keys([names[at] for at in left.tolist()], part))
+        raise AssertionError("a count ended")
 
     def close(self) -> None:
         self.store.close()

@@ -209,6 +209,26 @@ def test_k6_large_blocks_are_whole_or_missing(make: Make, params: dict[str, Any]
 
 
 @both
+def test_a_large_block_is_deleted_with_all_its_parts(make: Make, params: dict[str, Any]) -> None:
+    from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
+
+    from ffs.kv.lmcache_l2 import _names, _texts
+
+    size = (32 << 20) + 12345
+    arena = Arena(2, size)
+    keys = [key_of(n) for n in range(2)]
+    with adapter_of(make, params, arena.desc) as adapter:
+        assert store(adapter, keys, arena.objects).is_successful()
+        blocks = adapter._blocks if make is plugin else adapter._client._blocks
+        names = _names(keys) if make is plugin else _texts([_object_key_to_string(key) for key in keys])
+        parts = [blocks._keys(names, part) for part in range(4)]
+        assert [blocks.store.look(part).tolist() for part in parts] == [[True, True]] * 3 + [[False, False]]
+        assert blocks.delete([names[0], b"never stored"]).all()
+        assert [blocks.store.look(part).tolist() for part in parts[:3]] == [[False, True]] * 3
+        assert load(adapter, keys, arena.objects) == [False, True]
+
+
+@both
 def test_k17_a_server_starts_and_serves_without_a_cluster(make: Make, nowhere: str) -> None:
     arena = Arena(2)
     keys = [key_of(n) for n in range(2)]
