@@ -8,19 +8,19 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import os
-import signal
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from ffs.cli.devcluster.state import Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+from kv_blocks import stopped as stopped_servers
 
 collect_ignore_glob = [
     pattern
@@ -88,25 +88,7 @@ def nowhere() -> str:
 def stopped(cluster: Supervisor) -> Callable[[], AbstractContextManager[None]]:
     """All storage servers, stopped for the time of `with stopped():`."""
 
-    @contextmanager
-    def while_stopped() -> Iterator[None]:
-        run = cluster.directory.read_run()
-        assert run is not None
-        pids = [record.pid for record in run.processes if record.name.startswith("node")]
-        assert len(pids) == 3
-        try:
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-            # The signal takes effect when a thread next enters the kernel: only then nothing answers.
-            for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
-                while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
-                    time.sleep(0.001)
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
-
-    return while_stopped
+    return lambda: stopped_servers(cluster, "node0", "node1", "node2")
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""K16 on a real cluster: an empty new node under load gets its share of the targets, and no key moves to another
-chain for it (docs/guides/kv.md)."""
+"""K16 on a real cluster: an empty new node under load gets its share of the targets, and no key moves to
+another chain for it (docs/guides/kv.md)."""
 
 from __future__ import annotations
 
