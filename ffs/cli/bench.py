@@ -227,11 +227,11 @@ def run_kv(args: argparse.Namespace) -> int:
     from ffs.cli.benchmark.kv import Suite
     from ffs.cli.benchmark.kv_cases import select
 
-    cases = select(args.only or (), args.transport)
+    cases, int8 = select(args.only or (), args.transport)
     _check_tmpfs(args.tmpfs)
     with tempfile.TemporaryDirectory(prefix="ffs-bench-", dir=args.tmpfs) as memory:
         suite = Suite(Path(memory), max(args.mib, 64) << 20, args.slices, args.slice_ms / 1000)
-        found = _print(args, lambda scratch: suite.run(cases, _say))
+        found = _print(args, lambda scratch: suite.run(cases, int8, _say))
     return 0 if all(result.ok for result in found) else 1
 
 

@@ -37,13 +37,14 @@ class Bounds:
         check_quota(self.quota_bytes)
         ttl_ms(self.ttl_s)
 
-    def params(self, geometry: Geometry) -> KvParams:
-        """For the creation of a space of such blocks."""
+    def params(self, geometry: Geometry, identity: bytes = b"") -> KvParams:
+        """For the creation of a space of such blocks. `identity`: what all of its users must agree on."""
         return KvParams(
             block_bytes=geometry.block_bytes,
             parts=geometry.parts,
             quota_bytes=self.quota_bytes,
             ttl_ms=ttl_ms(self.ttl_s),
+            identity=identity,
             flags=KV_EVICTABLE if self.evictable else 0,
         )
 

@@ -51,6 +51,7 @@ class Handle:
         self.ino = 0
         self.epoch = 0
         self.geometry = Geometry(1)  # until it is open
+        self.identity = b""
         self.generation = 0
         self._client = client
         self._write = write
@@ -77,6 +78,7 @@ class Handle:
         evictable: bool | None = None,
         exist_ok: bool,
         permissions: int,
+        identity: bytes = b"",
     ) -> Handle:
         """Makes the space and opens it. Blocking. What is None a space that exists has as it likes; a new one
         gets no quota, no ttl, and is evictable. Exists: it is there, otherwise than asked for."""
@@ -91,7 +93,7 @@ class Handle:
             )
         request = meta.KvCreate(
             path=wire_path(path),
-            params=bounds.params(geometry),
+            params=bounds.params(geometry, identity),
             mode=permissions & 0o7777 & ~core.umask,
             layout=layout,
             exist_ok=exist_ok,
@@ -134,6 +136,7 @@ class Handle:
         self.ino = opened.ino
         self.epoch = attributes.epoch
         self.geometry = Geometry(attributes.kv.block_bytes, attributes.kv.parts)
+        self.identity = attributes.kv.identity
         self.note_ttl(attributes.kv.ttl_ms)
         rights = RIGHT_READ | (RIGHT_WRITE if self._write else 0)
         self._capability = session.add_capability(

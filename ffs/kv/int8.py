@@ -88,6 +88,31 @@ class BlockShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def stored(self) -> bytes:
+        """What a space keeps of it, as its identity."""
+        return self._trailer
+
+    @classmethod
+    def of_stored(cls, stored: bytes) -> BlockShape | None:
+        """The shape that a space keeps; None: it keeps none. InvalidArgument: one that this version can't
+        read."""
+        if stored[:4] != b"ffs8":
+            return None
+        names = {number: name for name, number in _DTYPES.items()}
+        if len(stored) == _TRAILER.size:
+            _, version, dtype, order, _, layers, tokens, heads, head_size, _ = _TRAILER.unpack(stored)
+            if version == 1 and dtype in names and order in (0, 1):
+                return cls(
+                    layers=layers,
+                    tokens=tokens,
+                    heads=heads,
+                    head_size=head_size,
+                    dtype=names[dtype],
+                    order="heads" if order else "tokens",
+                )
+        raise InvalidArgument("the space's int8 values are of a newer version: update this client")
+
+    @property
     def ratio(self) -> float:
         """How many times smaller a block becomes."""
         return self.plain_bytes / self.coded_bytes
@@ -159,11 +184,14 @@ def error_bound(dtype: str, lowest: float, highest: float) -> float:
 class Int8Space:
     """A space whose blocks are coded as they are put and decoded as they are read. Any thread.
 
-    Which shape blocks have its users know, as they know how their engine lays them out; each block says its
-    own, and one of another shape is a miss."""
+    The shape is kept with the space, so who opens it needn't know it, and nobody can open it with another.
+    Each block says its own too, and one of another shape is a miss."""
 
     def __init__(self, space: Space, shape: BlockShape) -> None:
         """`space` takes blocks of `plain_bytes`, since what can't be coded is stored as it is."""
+        kept = BlockShape.of_stored(space.identity)
+        if kept not in (None, shape):
+            raise InvalidArgument(f"has blocks of another shape: {kept}, not {shape}", space.path)
         if space.block_bytes < shape.plain_bytes:
             raise InvalidArgument(
                 f"blocks of this shape have {shape.plain_bytes} bytes, the space takes {space.block_bytes}"
@@ -176,14 +204,24 @@ class Int8Space:
         """Makes a space for such blocks; `options` are those of Space.create. Blocking."""
         from ffs.kv.space import Space
 
-        return cls(Space.create(client, path, block_bytes=shape.plain_bytes, **options), shape)
+        made = Space.create(client, path, block_bytes=shape.plain_bytes, identity=shape.stored, **options)
+        return cls(made, shape)
 
     @classmethod
-    def open(cls, client: Client, path: str, shape: BlockShape) -> Int8Space:
-        """Opens it. Blocking. NotFound; InvalidArgument: such blocks don't fit it."""
+    def open(cls, client: Client, path: str, shape: BlockShape | None = None) -> Int8Space:
+        """Opens it. Blocking. NotFound; InvalidArgument: it has blocks of another shape, or none was given
+        and it keeps none (one that was made before shapes were kept)."""
         from ffs.kv.space import Space
 
-        return cls(Space.open(client, path), shape)
+        space = Space.open(client, path)
+        try:
+            used = shape or BlockShape.of_stored(space.identity)
+            if used is None:
+                raise InvalidArgument("keeps no shape of int8 values: give the one it was made with", path)
+            return cls(space, used)
+        except BaseException:
+            space.close()
+            raise
 
     def put_many(self, keys: Keys, blocks: Sequence[Any], *, timeout_s: float | None = None) -> Results:
         """As Space.put_many; a block whose values can't be coded is stored as it is. Blocking."""

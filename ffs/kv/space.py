@@ -75,6 +75,7 @@ class Space:
         self.inode: int = handle.ino
         self.block_bytes: int = self._geometry.block_bytes
         self.parts: int = self._geometry.parts
+        self.identity: bytes = handle.identity
 
     # --- making and opening ------------------------------------------------------------------
 
@@ -94,6 +95,7 @@ class Space:
         evictable: bool | None = None,
         exist_ok: bool = False,
         permissions: int = 0o666,
+        identity: bytes = b"",
         timeout_s: float | None = None,
     ) -> Space:
         """Makes a space at `path` for blocks of 1 to `block_bytes` bytes and opens it.
@@ -102,9 +104,10 @@ class Space:
         Large blocks); they have exactly `block_bytes` then. `replicas`: 1 to 3 copies, by the chain table
         that has them; or `table`: that table by name or id; None: as the directory has it. `stripe`: over how
         many of its chains; None: as the directory has it, by default all. `quota_bytes`, `ttl_s`,
-        `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. With `exist_ok` a space that is
-        there is welcome if it has the same geometry and whatever else is given; what isn't given stays as it
-        is. Directories above it are made as needed. Blocking. Raises Exists (naming what is otherwise),
+        `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. `identity`: up to 64 bytes that all
+        users must agree on, kept with the space (ffs.kv.int8 has its shape there). With `exist_ok` a space
+        that is there is welcome if it has the same geometry and identity and whatever else is given; what
+        isn't given stays as it is. Directories above it are made as needed. Blocking. Raises Exists (naming what is otherwise),
         NotFound (the table), InvalidArgument.
         """
         geometry = Geometry(block_bytes, parts)
@@ -126,6 +129,7 @@ class Space:
             evictable=evictable,
             exist_ok=exist_ok,
             permissions=permissions,
+            identity=identity,
         )
         return cls(handle, timeout_s)
 

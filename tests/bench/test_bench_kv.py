@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ffs.cli.benchmark.kv_cases import CASES
+from ffs.cli.benchmark.kv_cases import CASES, INT8_NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +43,19 @@ def test_every_case_prints_its_line(tmp_path: Path) -> None:
         assert line["max_inflight"] >= line["batch"]
         assert (line["verified_bytes"] > 0) is (line["op"] != "again")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_values_are_within_their_bound(tmp_path: Path) -> None:
+    run = _run(
+        "--json", "--slices", "1", "--slice-ms", "5", "--mib", "64", "--tmpfs", str(tmp_path), "--only=int8-*"
+    )
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [line["name"] for line in lines] == ["noise", *INT8_NAMES], run.stderr
+    assert run.returncode == 0
+    for line in lines[1:]:
+        assert line["ffs"] > 0
+        assert 1.3 < line["block_ratio"] < 4 / 3
+        assert 0 < line["worst_of_bound"] <= 1
 
 
 def test_a_pattern_that_nothing_matches() -> None:

@@ -38,7 +38,7 @@ def test_blocks_come_back_smaller_stored_and_within_the_bound(
     assert statuses(space.put_many(keys[:4], blocks[:4])) == [Status.STORED] * 4
     lengths = space.space.exists_many(keys).lengths.tolist()
     assert lengths == [SHAPE.coded_bytes] * 3 + [SHAPE.plain_bytes, 0]
-    with Int8Space.open(client, f"{home}/kv", SHAPE) as again:
+    with Int8Space.open(client, f"{home}/kv") as again:  # the space says its shape
         assert again.shape == SHAPE
         into = [torch.zeros_like(block) for block in blocks]
         got = again.get_many(keys, into)
@@ -58,8 +58,22 @@ def test_a_block_of_another_shape_is_a_miss(client: Client, home: str, space: In
     assert statuses(space.get_many(keys, into)) == [Status.HIT, Status.MISS]
     # As many bytes, otherwise arranged.
     for other in ({"dtype": "float16"}, {"order": "heads"}, {"tokens": 64, "head_size": 16}):
-        with Int8Space.open(client, f"{home}/kv", msgspec.structs.replace(SHAPE, **other)) as wrong:
-            assert statuses(wrong.get_many(keys[:1], into[:1])) == [Status.MISS]
+        shape = msgspec.structs.replace(SHAPE, **other)
+        with pytest.raises(errors.InvalidArgument, match="blocks of another shape"):
+            Int8Space.open(client, f"{home}/kv", shape)
+        with pytest.raises(errors.Exists, match="identity"):
+            Int8Space.create(client, f"{home}/kv", shape, exist_ok=True)
+        space.space.identity = b""  # as in a space that was made before it kept its shape
+        assert statuses(Int8Space(space.space, shape).get_many(keys[:1], into[:1])) == [Status.MISS]
+        space.space.identity = SHAPE.stored
+
+
+def test_a_space_without_a_shape_asks_for_one(client: Client, home: str) -> None:
+    Space.create(client, f"{home}/plain", block_bytes=SHAPE.plain_bytes).close()
+    with pytest.raises(errors.InvalidArgument, match="keeps no shape"):
+        Int8Space.open(client, f"{home}/plain")
+    with Int8Space.open(client, f"{home}/plain", SHAPE) as space:
+        assert space.shape == SHAPE
 
 
 def test_blocks_that_do_not_fit_the_space_are_refused(client: Client, home: str) -> None:

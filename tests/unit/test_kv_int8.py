@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -118,3 +119,18 @@ def test_the_rows_of_the_bench() -> None:
         assert row.values_ratio > 1.8
         assert row.encode_gb_s > 0
         assert row.decode_gb_s > 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("order", ["tokens", "heads"])
+def test_a_space_keeps_the_shape(dtype: str, order: Literal["tokens", "heads"]) -> None:
+    shape = BlockShape(layers=3, tokens=16, heads=5, head_size=64, dtype=dtype, order=order)
+    assert len(shape.stored) <= 64
+    assert BlockShape.of_stored(shape.stored) == shape
+    assert BlockShape.of_stored(b"") is None
+    assert BlockShape.of_stored(b"the hash of somebody's layout") is None
+    newer = bytearray(shape.stored)
+    newer[4] = 2
+    for unknown in (bytes(newer), shape.stored[:-1]):
+        with pytest.raises(InvalidArgument, match="newer version"):
+            BlockShape.of_stored(unknown)

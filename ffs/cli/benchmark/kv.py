@@ -18,6 +18,7 @@ from ffs.cli.benchmark.protocol import alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
 from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import connect
+from ffs.kv.int8 import bench_rows
 from ffs.kv.space import Space
 
 DEVICE_BYTES = 3 << 30
@@ -34,14 +35,48 @@ class Suite:
     slice_s: float
     noise: float = 1.0
 
-    def run(self, cases: Sequence[KvCase], say: Callable[[str], None]) -> Iterator[Result]:
-        """The results as they come, the noise first. Blocking for minutes."""
+    def run(
+        self, cases: Sequence[KvCase], int8: frozenset[str], say: Callable[[str], None]
+    ) -> Iterator[Result]:
+        """The results as they come, the noise first, `int8` (of INT8_NAMES) last. Blocking for minutes."""
         say("writing the floor's file")
         prepare_region(self.memory / "floor", self.set_bytes)
         say("noise")
         noise = measure_noise(self.memory / "floor", self.set_bytes, self.slices, self.slice_s)
         self.noise = noise.ratio
         yield noise
+        if cases:
+            yield from self._on_cluster(cases, say)
+        if int8:
+            say("int8 values")
+            yield from self._int8(int8)
+
+    def _int8(self, names: frozenset[str]) -> Iterator[Result]:
+        """Values coded and decoded, GB/s of the plain block, beside a copy of it. No cluster."""
+        for row in bench_rows(seconds=self.slices * self.slice_s):
+            speeds = {"encode": row.encode_gb_s, "decode": row.decode_gb_s}
+            for what, speed in speeds.items():
+                if (name := f"int8-{what}-{row.dtype}") in names:
+                    more: dict[str, object] = {
+                        "backend": row.backend,
+                        "block_ratio": round(row.ratio, 4),
+                        "values_ratio": round(row.values_ratio, 4),
+                        "worst_of_bound": round(row.worst_of_bound, 4),
+                    }
+                    yield Result(
+                        name,
+                        speed,
+                        row.copy_gb_s,
+                        speed / row.copy_gb_s,
+                        "GB/s",
+                        self.slices,
+                        None,
+                        noisy=is_noisy(self.noise),
+                        more_ok=row.worst_of_bound <= 1,
+                        more=more,
+                    )
+
+    def _on_cluster(self, cases: Sequence[KvCase], say: Callable[[str], None]) -> Iterator[Result]:
         say("a cluster in memory")
         with allocated_cluster(self.memory / "cluster", DEVICE_BYTES) as cluster:
             for case in cases:

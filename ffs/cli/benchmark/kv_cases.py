@@ -63,19 +63,22 @@ CASES = tuple(
 )
 
 
-def select(patterns: Sequence[str], transport: str | None) -> list[KvCase]:
-    """Those whose names match one of the patterns (none: all), over that transport. InvalidArgument: none
-    does."""
-    chosen = [
-        case
-        for case in CASES
-        if transport in (None, "auto", case.transport)
-        and (not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns))
-    ]
-    if not chosen:
-        names = ", ".join(case.name for case in CASES)
+INT8_NAMES = ("int8-encode-float16", "int8-decode-float16", "int8-encode-bfloat16", "int8-decode-bfloat16")
+
+
+def select(patterns: Sequence[str], transport: str | None) -> tuple[list[KvCase], frozenset[str]]:
+    """Those whose names match one of the patterns (none: all), over that transport; and of INT8_NAMES.
+    InvalidArgument: none does."""
+
+    def wanted(name: str) -> bool:
+        return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    chosen = [case for case in CASES if transport in (None, "auto", case.transport) and wanted(case.name)]
+    int8 = frozenset(name for name in INT8_NAMES if wanted(name))
+    if not chosen and not int8:
+        names = ", ".join([*(case.name for case in CASES), *INT8_NAMES])
         raise InvalidArgument(f"no case matches; there are: {names}")
-    return chosen
+    return chosen, int8
 
 
 def keys_at_random(count: int, seed: int) -> npt.NDArray[np.uint8]:
