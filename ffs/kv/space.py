@@ -107,8 +107,8 @@ class Space:
         `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. `identity`: up to 64 bytes that all
         users must agree on, kept with the space (ffs.kv.int8 has its shape there). With `exist_ok` a space
         that is there is welcome if it has the same geometry and identity and whatever else is given; what
-        isn't given stays as it is. Directories above it are made as needed. Blocking. Raises Exists (naming what is otherwise),
-        NotFound (the table), InvalidArgument.
+        isn't given stays as it is. Directories above it are made as needed. Blocking. Raises Exists (naming
+        what is otherwise), NotFound (the table), InvalidArgument.
         """
         geometry = Geometry(block_bytes, parts)
         Bounds(
