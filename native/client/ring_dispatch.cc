@@ -118,7 +118,7 @@ void Ring::dispatch(uint32_t index) {
     if (slot.unavailable_ns <= now_ns_) return finish(index, -EHOSTDOWN, Detail::kNotServing, !slot.lost_try);
     return park(index, backoff_ms(++slot.attempt), true, false);
   }
-  const bool needs_identity = slot.update && slot.sqe.op != FFS_OP_CREATE && slot.sqe.op != FFS_OP_TOUCH;
+  const bool needs_identity = slot.update && slot.sqe.op != FFS_OP_TOUCH;
   if (needs_identity && slot.channel.number == 0) {
     slot.channel = client_->channels().acquire(ChainId(slot.sqe.chain), now_ns_ / kMsNs);
   }

@@ -123,7 +123,9 @@ void Replica::Machine::judge_update(Request* r, const ClientUpdate& u) {
     out_->push_back(Fetch{r->op, u.payload});
     return;
   }
-  if (room != Outcome::ok && u.identity.client.value == 0) return reply(r, room);
+  // Nothing is lost by a create that is applied after all when it comes again.
+  const bool goes_unrecorded = u.identity.client.value == 0 || u.kind == UpdateKind::create;
+  if (room != Outcome::ok && goes_unrecorded) return reply(r, room);
   Pending* p = number(u, c);
   std::get<ClientUpdate>(r->body).payload = kNoBuffer;  // p owns it now
   r->state = Request::State::wants_result;

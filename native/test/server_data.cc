@@ -115,6 +115,15 @@ TEST_CASE("create-if-absent: first put wins, tags differ, exists says so") {
       return client.wait(client.send_update(update, data, inline_data));
     };
     const auto first = pattern(100000, 1), second = pattern(5000, 2);
+    // One that comes again under its identity is told what it was told first: it stored the block, nobody
+    // else.
+    wire::Update mine =
+        client.update(UpdateKind::kCreate, index + 50, 0, static_cast<uint32_t>(second.size()));
+    for (int i = 0; i < 2; i++) {
+      CHECK(client.wait(client.send_update(mine, second, inline_data)).code() == 0);
+    }
+    mine.context.sequence = client.update(UpdateKind::kCreate, 0, 0, 0).context.sequence;
+    CHECK(client.wait(client.send_update(mine, second, inline_data)).code() == EEXIST);
     auto offer = [&](uint8_t tag, const std::vector<uint8_t>& payload = {}) {
       wire::Update update = client.update(UpdateKind::kCreate, index, 0, 100000);
       update.context.client = 0;
