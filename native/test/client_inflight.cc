@@ -1,6 +1,8 @@
 // A ring's bound of what is at servers, and what waits behind it (docs/ring.md, In flight).
 #include <doctest/doctest.h>
 
+#include <mutex>
+
 #include "client_answers.h"
 
 using namespace ffs;
@@ -9,7 +11,8 @@ using namespace ffs::client::testing;
 
 namespace {
 
-// Holds reads back until told to answer. What it counts is touched under Peer::hold.
+// Holds reads back until told to answer. What it counts is touched under Peer::hold of all its peers, or by
+// them, under `between`.
 struct Holding {
   struct Held {
     net::Connection* connection;
@@ -19,15 +22,16 @@ struct Holding {
   std::vector<Held> held;
   std::vector<uint32_t> seen;  // offsets, in order
   size_t most = 0;
-  bool open = false;
+  std::mutex between;
 
-  void operator()(Peer& p, net::Connection& c, const Peer::Request& r) {
+  void operator()(Peer&, net::Connection& c, const Peer::Request& r) {
+    const std::lock_guard lock(between);
     seen.push_back(r.read.offset);
-    if (open) return well(p, c, r);
     held.push_back({&c, r.id, r.read.offset});
     most = std::max(most, held.size());
   }
   void answer(size_t count) {
+    const std::lock_guard lock(between);
     for (size_t i = 0; i < count && !held.empty(); i++) {
       const std::vector<uint8_t> data = pattern(4096, 1);
       Peer::answer_read(*held.front().connection, held.front().id, data, 16 << 20);

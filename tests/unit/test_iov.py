@@ -43,6 +43,32 @@ def test_unknown_numa_node_is_refused_by_name() -> None:
         Iov(4096, numa=900)
 
 
+def nodes_of(iov: Iov) -> tuple[str, set[str]]:
+    """The memory policy of an Iov, and the nodes that its pages are on, as the kernel tells them."""
+    begin = iov.numpy().ctypes.data
+    with open("/proc/self/numa_maps") as file:
+        for line in file:
+            address, policy, *rest = line.split()
+            if int(address, 16) == begin:
+                return policy, {word.partition("=")[0] for word in rest if re.fullmatch(r"N\d+=\d+", word)}
+    raise AssertionError("the kernel lists no such mapping")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/numa_maps"), reason="a kernel without NUMA")
+def test_memory_lies_on_the_node_that_was_asked_for() -> None:
+    """Only node 0 where there are no others; that the policy is the kernel's is seen there too."""
+    with open("/sys/devices/system/node/has_memory") as file:
+        last = int(re.split(r"[,-]", file.read().strip())[-1])
+    for node in sorted({0, last}):
+        iov = Iov(1 << 20, numa=node)
+        iov.numpy()[:] = 1
+        assert nodes_of(iov) == (f"bind:{node}", {f"N{node}"})
+    plain = Iov(1 << 20)
+    assert nodes_of(plain)[0] == "default"
+    with pytest.raises(errors.InvalidArgument, match="NUMA"):
+        Iov(1 << 20, numa=last + 1)
+
+
 def test_huge_pages_work_or_say_how_to_reserve_them() -> None:
     with open("/proc/meminfo") as file:
         free = int(re.search(r"HugePages_Free:\s+(\d+)", file.read())[1])
