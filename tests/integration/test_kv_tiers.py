@@ -201,4 +201,9 @@ def test_the_example_of_a_long_context_runs(
     monkeypatch.setattr(sys, "argv", ["long_context.py", "--cluster", address, *line])
     assert example["main"]() == 0
     said = capsys.readouterr().out.splitlines()
-    assert [text.split("  ")[0] for text in said[1:]] == ["paged", "prefetch", "prefetch + int8"]
+    assert [text.split("  ")[0] for text in said[1:]] == [
+        "paged",
+        "paged by block",
+        "prefetch",
+        "prefetch + int8",
+    ]
