@@ -1,5 +1,6 @@
 #include "server/peers.h"
 
+#include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -98,7 +99,8 @@ void Peers::flush_lane(Lane& lane, size_t most_bytes) {
   for (uint64_t token : released_) events_.released(events_.owner, token);
   released_.clear();
   if (!sent.ok()) return close_lane(lane, sent.error().what);
-  if (!*sent && !lane.connection.full) list(lane);
+  if (*sent) return;
+  lane.connection.full ? wait_for_room(lane) : list(lane);
 }
 
 void Peers::tick(uint64_t now_ms) {
@@ -152,30 +154,70 @@ void Peers::dial(Lane& lane, uint64_t now_ms) {
     log(LogLevel::kDebug, "peer %s: %s", place_key(place).c_str(), std::strerror(socket.error().code));
     return;
   }
+  // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
+  Fd out_fd(::fcntl(socket->get(), F_DUPFD_CLOEXEC, 0));
+  if (!out_fd.valid()) {
+    log(LogLevel::kWarning, "peer %s: no descriptor left: %s", place_key(place).c_str(),
+        std::strerror(errno));
+    return;
+  }
+  lane.out_fd = std::move(out_fd);
   lane.connection =
       net::Connection(std::move(*socket), local ? net::Transport::kLocal : net::Transport::kTcp);
   lane.state = Lane::State::kConnecting;
   lane.sent_bytes = lane.moved_bytes = 0;
   lane.moved_ms = now_ms;
-  lane.poll = io::Poll{};
-  lane.poll.ready = ready;
-  lane.poll.owner = &lane;
+  lane.in = io::Poll{};
+  lane.in.ready = ready;
+  lane.in.owner = &lane;
   open_lanes_++;
-  io_.poll_add(&lane.poll, lane.connection.socket.get(), POLLIN | POLLOUT | POLLRDHUP);
+  lane.polls++;
+  io_.poll_add(&lane.in, lane.connection.socket.get(), POLLIN | POLLRDHUP);
+  wait_for_room(lane);
+}
+
+void Peers::wait_for_room(Lane& lane) {
+  if (lane.out_armed) return;
+  lane.out_armed = true;
+  lane.out = io::Poll{};
+  lane.out.ready = ready;
+  lane.out.owner = &lane;
+  lane.polls++;
+  io_.poll_add(&lane.out, lane.out_fd.get(), POLLOUT);
+}
+
+// There is room in the socket. Once all is sent nobody listens any more: a Unix socket reports room whenever
+// its peer has read, and each of these would be a wake-up for nothing.
+void Peers::room(Lane& lane) {
+  if (!lane.connection.queue.empty()) {
+    list(lane);
+  } else if (!lane.out_ending) {
+    lane.out_ending = true;
+    io_.poll_remove(&lane.out);
+  }
+}
+
+void Peers::poll_ended(Lane& lane, const io::Poll& poll) {
+  lane.polls--;
+  const bool out = &poll == &lane.out;
+  if (out) lane.out_armed = lane.out_ending = false;
+  if (poll.error != 0 && lane.state != Lane::State::kClosing) close_lane(lane, "polling failed");
+  if (out && lane.state != Lane::State::kClosing && !lane.connection.queue.empty()) list(lane);  // full again
+  if (lane.polls > 0) return;
+  lane.connection = net::Connection();
+  lane.out_fd.reset();
+  lane.state = Lane::State::kIdle;
+  open_lanes_--;
 }
 
 void Peers::ready(io::Poll* poll) {
   Lane& lane = *static_cast<Lane*>(poll->owner);
   Peers* self = lane.owner;
-  if (poll->removed) {
-    if (poll->error != 0 && lane.state != Lane::State::kClosing) self->close_lane(lane, "polling failed");
-    lane.connection = net::Connection();
-    lane.state = Lane::State::kIdle;
-    self->open_lanes_--;
-    return;
-  }
+  if (poll->removed) return self->poll_ended(lane, *poll);
   const uint32_t events = std::exchange(poll->events, 0u);
-  if (lane.state != Lane::State::kClosing) self->progress(lane, events);
+  if (lane.state == Lane::State::kClosing) return;
+  if (poll == &lane.out && lane.state != Lane::State::kConnecting) return self->room(lane);
+  self->progress(lane, events);
 }
 
 void Peers::progress(Lane& lane, uint32_t events) {
@@ -289,7 +331,8 @@ void Peers::close_lane(Lane& lane, const char* why) {
   for (uint64_t token : released_) events_.released(events_.owner, token);
   released_.clear();
   lane.retry_at_ms = now_ms_ + kRedialMs;
-  if (!lane.poll.removed) io_.poll_remove(&lane.poll);
+  if (!lane.in.removed) io_.poll_remove(&lane.in);
+  if (lane.out_armed && !lane.out_ending && !lane.out.removed) io_.poll_remove(&lane.out);
 }
 
 void Peers::close() {

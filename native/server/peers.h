@@ -90,7 +90,12 @@ class Peers {
     Peer* peer = nullptr;
     State state = State::kIdle;
     net::Connection connection;
-    io::Poll poll;
+    io::Poll in;
+    io::Poll out;  // while it is dialled, and from when its socket was full until all is sent
+    Fd out_fd;
+    uint32_t polls = 0;
+    bool out_armed = false;
+    bool out_ending = false;  // it found nothing to send, so it is taken away
     uint64_t retry_at_ms = 0;
     uint32_t attempts = 0;
     uint64_t features = 0;  // of the other side
@@ -109,6 +114,9 @@ class Peers {
   static void ready(io::Poll* poll);
   void dial(Lane& lane, uint64_t now_ms);
   void progress(Lane& lane, uint32_t events);
+  void wait_for_room(Lane& lane);
+  void room(Lane& lane);
+  void poll_ended(Lane& lane, const io::Poll& poll);
   bool read_lane(Lane& lane);
   bool say_hello(Lane& lane);
   const char* greet(Lane& lane, const net::Frame& frame);

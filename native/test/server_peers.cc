@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <deque>
+#include <filesystem>
 
 #include <doctest/doctest.h>
 #include "net/version.h"
@@ -19,7 +20,13 @@ constexpr uint64_t kStallMs = 1000;
 constexpr TargetId kTarget(7);
 
 struct OtherServer {
-  explicit OtherServer() : listener(std::move(*net::listen_tcp("127.0.0.1", 0, ""))) {
+  explicit OtherServer(net::Transport over) : transport(over) {
+    if (transport == net::Transport::kLocal) {
+      path = directory.path + "/sock";
+      listener = std::move(*net::listen_local(path.c_str()));
+      return;
+    }
+    listener = std::move(*net::listen_tcp("127.0.0.1", 0, ""));
     sockaddr_in address{};
     socklen_t length = sizeof address;
     REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
@@ -27,9 +34,9 @@ struct OtherServer {
   }
   // Takes who knocks and answers hello; of what follows at most so many bytes are read.
   void serve(size_t most_bytes) {
-    for (auto next = net::accept_connection(listener, net::Transport::kTcp); next.ok();
-         next = net::accept_connection(listener, net::Transport::kTcp)) {
-      connections.emplace_back(net::Connection(std::move(*next), net::Transport::kTcp), false);
+    for (auto next = net::accept_connection(listener, transport); next.ok();
+         next = net::accept_connection(listener, transport)) {
+      connections.emplace_back(net::Connection(std::move(*next), transport), false);
     }
     for (auto& [connection, greeted] : connections) {
       if (greeted) {
@@ -54,13 +61,24 @@ struct OtherServer {
     }
   }
 
+  struct Directory {
+    Directory() {
+      char name[] = "/tmp/ffs-peers-XXXXXX";
+      path = ::mkdtemp(name);
+    }
+    ~Directory() { std::filesystem::remove_all(path); }
+    std::string path;
+  };
+  net::Transport transport;
+  Directory directory;
+  std::string path;
   Fd listener;
   uint16_t port = 0;
   std::deque<std::pair<net::Connection, bool>> connections;
 };
 
 struct World {
-  World() {
+  explicit World(net::Transport transport = net::Transport::kTcp) : other(transport) {
     auto made = io::Io::create({});
     REQUIRE(made.ok());
     io = std::move(*made);
@@ -68,11 +86,15 @@ struct World {
     events.owner = this;
     events.connected = [](void* owner, TargetId) { static_cast<World*>(owner)->connected++; };
     events.released = [](void* owner, uint64_t) { static_cast<World*>(owner)->released++; };
-    peers = std::make_unique<Peers>(*io, Peers::Identity{}, events, kStallMs);
+    Peers::Identity identity;
+    identity.host_id = "here";
+    peers = std::make_unique<Peers>(*io, identity, events, kStallMs);
     Route route;
     route.target = kTarget;
     route.host = "127.0.0.1";
     route.port = other.port;
+    route.host_id = "here";
+    route.socket_path = other.path;
     peers->set_routes({route}, 2, now_ms);
     connect();
   }
@@ -139,4 +161,27 @@ TEST_CASE("peers: a slow server is waited for, and so is one that stood still to
   w.turn(0);
   CHECK(w.peers->lane(kTarget, kLaneSync) != nullptr);
   w.peers->close();
+}
+
+// A Unix socket tells of room whenever its peer has read.
+TEST_CASE("peers: once all is sent, a server that reads wakes nobody, also after the socket was full") {
+  World w(net::Transport::kLocal);
+  for (int round = 0; round < 3; round++) {
+    const size_t before = w.released;
+    w.push(8);  // more than the socket holds
+    for (int i = 0; i < 5000 && w.released < before + 8; i++) w.turn(256 << 10, 1);
+    REQUIRE(w.released == before + 8);
+    for (int i = 0; i < 100; i++) w.turn(1 << 20, 1);
+    w.payload.resize(1000);
+    int wake_ups = 0;
+    for (int i = 0; i < 20; i++) {
+      w.push(1);
+      w.peers->flush(SIZE_MAX);
+      while (w.io->run_once(0) > 0) w.peers->flush(SIZE_MAX);
+      w.other.serve(1 << 20);
+      wake_ups += w.io->run_once(2000);
+    }
+    CHECK(wake_ups == 0);
+    w.payload.resize(1 << 20);
+  }
 }
