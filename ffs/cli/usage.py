@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import posixpath
 import stat
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ffs import errors
 from ffs.cli.location import one_address, parse_remote
 from ffs.cli.names import shown
 from ffs.cli.operands import Tally, literal_option, remote_operands
@@ -17,6 +20,9 @@ from ffs.proto import meta
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
+
+Measure = Callable[[str, os.stat_result], int]
+"""Of a path and its attributes: the bytes that count."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -34,6 +40,11 @@ def add_commands(commands: Commands) -> None:
     du.add_argument("-c", "--total", action="store_true", help="a total at the end")
     literal_option(du)
     du.add_argument("-s", "--summarize", action="store_true", help="one line for each PATH")
+    du.add_argument(
+        "--allocated",
+        action="store_true",
+        help="without holes: every file's chunks are asked for, which is slow",
+    )
     du.add_argument("-b", "--bytes", action="store_true", help="whole bytes instead of KiB, MiB...")
 
 
@@ -86,7 +97,7 @@ def run_du(args: argparse.Namespace) -> int:
         for place in places:
             with tally.guard():
                 sizes: list[tuple[str, int]] = []
-                size = _sum(client, place.path, sizes, seen)
+                size = _sum(client, place.path, sizes, seen, measure(client, args.allocated, tally))
                 total += size
                 _show(
                     args, [(place.path, size)] if args.summarize else _shallow(sizes, place.path, args.depth)
@@ -94,6 +105,25 @@ def run_du(args: argparse.Namespace) -> int:
     if args.total:
         _show(args, [("total", total)])
     return tally.status
+
+
+def measure(client: Client, allocated: bool, tally: Tally) -> Measure:
+    """What counts of a file: its length, or what of it is stored, where that can be had."""
+
+    def length(path: str, info: os.stat_result) -> int:
+        return int(info.st_size)
+
+    def stored(path: str, info: os.stat_result) -> int:
+        if not stat.S_ISREG(info.st_mode) or not info.st_size:
+            return length(path, info)
+        try:
+            with client.open(path, "rb", buffering=0) as file:
+                return int(file.held_bytes())
+        except (errors.NotPermitted, errors.AccessDenied) as error:
+            tally.failed(error)
+            return length(path, info)
+
+    return stored if allocated else length
 
 
 def _show(args: argparse.Namespace, rows: list[tuple[str, int]]) -> None:
@@ -111,14 +141,15 @@ def _shallow(sizes: list[tuple[str, int]], top: str, depth: int | None) -> list[
     return [row for row in sizes if len([name for name in row[0].split("/") if name]) - base <= depth]
 
 
-def _sum(client: Client, top: str, sizes: list[tuple[str, int]], seen: set[int]) -> int:
+def _sum(client: Client, top: str, sizes: list[tuple[str, int]], seen: set[int], counted: Measure) -> int:
     """Bytes of the files below `top`; each directory's sum is appended, deepest first. A file with
     several names counts once, over all operands. Without recursion: trees may be deeper than Python's
     stack."""
     info = client.lstat(top)
     if not stat.S_ISDIR(info.st_mode):
-        sizes.append((top, info.st_size))
-        return int(info.st_size)
+        size = counted(top, info)
+        sizes.append((top, size))
+        return size
     own: dict[str, int] = {}
     order = [top]
     for path in order:
@@ -129,7 +160,7 @@ def _sum(client: Client, top: str, sizes: list[tuple[str, int]], seen: set[int])
                 order.append(posixpath.join(path, entry.name))
             elif below.st_nlink < 2 or below.st_ino not in seen:
                 seen.add(below.st_ino)
-                own[path] += below.st_size
+                own[path] += counted(posixpath.join(path, entry.name), below)
     for path in reversed(order):
         sizes.append((path, own[path]))
         if path != top:

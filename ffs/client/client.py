@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ffs import errors
 from ffs.client.address import ClusterAddress, resolve_address
 from ffs.client.core import ClientOptions, Core
+from ffs.client.dropped import hand_over, settle, watch
 from ffs.client.files import FileCalls
 from ffs.client.quota import QuotaCalls
 from ffs.client.unraisable import tell
@@ -53,6 +54,7 @@ class Client(FileCalls, QuotaCalls, XattrCalls):
         self._closed = False
         self._lock = threading.RLock()
         self._files: weakref.WeakSet[Any] = weakref.WeakSet()
+        watch()
         self._device = 0
         _clients.add(self)
 
@@ -154,6 +156,7 @@ class Client(FileCalls, QuotaCalls, XattrCalls):
         if self._closed:
             return
         failure: OSError | None = None
+        settle()
         for file in list(self._files):
             try:
                 if not file.closed:
@@ -187,7 +190,8 @@ class Client(FileCalls, QuotaCalls, XattrCalls):
         if core is not None and not self._closed:
             warnings.warn(f"unclosed client {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._closed = True
-            core.close()
+            if not hand_over(core.close, late=True):
+                core.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (*self._key, self._token)

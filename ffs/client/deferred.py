@@ -17,6 +17,7 @@ import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ffs.client.dropped import hand_over
 from ffs.client.file import GATHER_BUFFER_BYTES, READ_BUFFER_BYTES, WRITE_BUFFER_BYTES
 from ffs.client.layers import FileRandom, FileReader, FileWriter
 
@@ -141,7 +142,8 @@ class _Stacked:
         if unclosed:
             if os.getpid() == self._pid:
                 warnings.warn(f"unclosed file {self!r}", ResourceWarning, stacklevel=2, source=self)
-            self.discard()
+            if not hand_over(self.discard):
+                self.discard()
 
 
 class Compressed(_Stacked, io.BufferedIOBase):

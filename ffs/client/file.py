@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ffs import errors
 from ffs.client.appending import Appending, Reserved
 from ffs.client.attributes import stat_result
+from ffs.client.dropped import hand_over, watch
 from ffs.client.file_holes import HoleCalls
 from ffs.client.handle import OpenFile
 from ffs.client.locks import Lock
@@ -48,6 +49,9 @@ class File(HoleCalls, io.RawIOBase):
     """A raw file. Methods of the position aren't atomic against each other but for each by itself;
     `pread` and `pwrite` may be called from many threads at once."""
 
+    layered = False
+    """Whether a layer of ffs stands over it."""
+
     def __init__(
         self,
         client: Client,
@@ -59,6 +63,7 @@ class File(HoleCalls, io.RawIOBase):
     ) -> None:
         """Made by `ffs.open`. `publish_as`: the path that an unnamed file gets at close."""
         super().__init__()
+        watch()
         self.client = client
         self.name = handle.path
         self.mode = mode
@@ -496,9 +501,11 @@ class File(HoleCalls, io.RawIOBase):
 
     def hand_over(self, work: Callable[[], None]) -> bool:
         """For __del__: whether `work` must wait until this thread has left the file's lock, and will be done
-        then (lanes.py)."""
+        then (lanes.py), or will be done by another thread, since garbage is collected (dropped.py)."""
         tenants = (self._ahead, self._behind)
-        return any(tenant is not None and tenant.hand_over(work) for tenant in tenants)
+        if any(tenant is not None and tenant.hand_over(work) for tenant in tenants):
+            return True
+        return hand_over(work)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -509,8 +516,8 @@ class File(HoleCalls, io.RawIOBase):
             self.discard()
 
     def __del__(self) -> None:
-        if getattr(self, "_open_file", None) is None or self.closed:
-            return
+        if getattr(self, "_open_file", None) is None or self.closed or self.layered:
+            return  # a layer that was dropped with it closes it, when what it holds is written
         self._dealloc_warn(self)
         if not self.hand_over(self.discard):
             self.discard()

@@ -38,6 +38,12 @@ class HoleCalls:
             self._settle()
             self._open_file.punch(offset, length)
 
+    def held_bytes(self) -> int:
+        """How many bytes of it are stored: its length without its holes. Blocking: the chains are asked."""
+        self._settle()
+        self._open_file.look()
+        return self._open_file.held_bytes()
+
     def allocate(self, offset: int, length: int, keep_size: bool = False) -> None:
         """As posix_fallocate: make room for [offset, offset + length) beforehand. Zeros are written where
         nothing is; the length grows to offset + length at least, published at once. What others write

@@ -280,6 +280,14 @@ class OpenFile:
             lambda session, extent: sparse.find_hole(session.rings, session, extent, offset, self.length)
         )
 
+    def held_bytes(self) -> int:
+        """The bytes up to the end that chunks hold. Blocking."""
+        from ffs.client import sparse
+
+        return self._on_chunks(
+            lambda session, extent: sparse.held_bytes(session.rings, session, extent, self.length)
+        )
+
     def punch(self, offset: int, length: int) -> None:
         """Take [offset, offset + length) away: it reads as zeros. The length stays. Blocking."""
         from ffs.client import sparse

@@ -14,6 +14,8 @@ class _Layer:
     """What all layers add. Mixed in before io's class."""
 
     _closing = False
+    layered = False
+    """Whether another layer of ffs stands over it."""
 
     @property
     def raw_file(self) -> File:
@@ -32,6 +34,12 @@ class _Layer:
         self.raw_file.flock(operation)
         if operation & (LOCK_SH | LOCK_EX):
             self._forget_read()
+
+    def detach(self) -> Any:
+        """As of io: this layer can't be used any more."""
+        below = super().detach()  # type: ignore[misc]
+        below.layered = False
+        return below
 
     def _forget_read(self) -> None:
         """Empty the buffer of what was read."""
@@ -76,7 +84,7 @@ class _Layer:
     def __del__(self) -> None:
         # Dropped without a close: as io does, but an atomic file isn't published by accident.
         try:
-            unclosed = not self.closed  # type: ignore[attr-defined]
+            unclosed = not (self.closed or self.layered)  # type: ignore[attr-defined]
         except (AttributeError, ValueError):
             return  # never made, or detached
         if unclosed:
@@ -98,6 +106,7 @@ class FileReader(_Layer, io.BufferedReader):
 
     def __init__(self, raw: File, buffer_size: int) -> None:
         super().__init__(raw, buffer_size)
+        raw.layered = True
         raw.read_ahead(buffer_size)
 
     @property
@@ -129,6 +138,7 @@ class FileWriter(_Layer, io.BufferedWriter):
 
     def __init__(self, raw: File, buffer_size: int) -> None:
         super().__init__(raw, buffer_size)
+        raw.layered = True
         raw.write_behind()
 
     @property
@@ -147,6 +157,7 @@ class FileRandom(_Layer, io.BufferedRandom):
 
     def __init__(self, raw: File, buffer_size: int) -> None:
         super().__init__(raw, buffer_size)
+        raw.layered = True
         raw.read_ahead(buffer_size)
 
     @property

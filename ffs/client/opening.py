@@ -190,6 +190,7 @@ def _wrap(
     if not parsed.text:
         return buffered
     top = FileText(buffered, io.text_encoding(encoding), errors_, newline, line_buffering)
+    buffered.layered = True
     top.newline = newline
     top.mode = mode  # type: ignore[misc]
     return top

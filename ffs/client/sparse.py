@@ -95,6 +95,19 @@ def find_hole(pool: RingPool, upkeep: Upkeep, extent: Extent, offset: int, end: 
     return end
 
 
+def held_bytes(pool: RingPool, upkeep: Upkeep, extent: Extent, end: int) -> int:
+    """The bytes before `end` that chunks hold."""
+    chunk_size = extent.placement.layout.chunk_size
+    last = -(-end // chunk_size)
+    total = first = 0
+    while first < last:
+        count = min(_widest(extent), last - first)
+        for index, length in enumerate(lengths(pool, upkeep, extent, first, count), first):
+            total += max(0, min(length, end - index * chunk_size))
+        first += count
+    return total
+
+
 def lengths(pool: RingPool, upkeep: Upkeep, extent: Extent, first: int, count: int) -> list[int]:
     """The bytes that each of `count` chunks holds, -1 for an absent one."""
     chains = extent.placement.chains_of_indexes(np.arange(first, first + count, dtype=np.int64))

@@ -242,3 +242,19 @@ def test_allocating_more_than_is_free_makes_nothing(client: Client, home: str) -
         extent = file._open_file.extent(session)
         held = sparse.lengths(session.rings, session, extent, 0, 1000)
         assert held == [100] + [-1] * 999
+
+
+def test_du_counts_holes_only_when_it_counts_lengths(run: Any, client: Client, home: str) -> None:
+    with client.open(f"{home}/sparse", "wb", buffering=0) as file:
+        chunk = file.placement.layout.chunk_size
+        file.write(b"x" * 1000)
+        file.pwrite(b"y" * 10, 5 * chunk)
+        file.truncate(9 * chunk + 7)
+        assert file.held_bytes() == 1010
+    with client.open(f"{home}/full", "wb") as file:
+        file.write(b"z" * (chunk + 3))
+    client.symlink("sparse", f"{home}/link")
+    total = 9 * chunk + 7 + chunk + 3 + 6
+    assert run("du", "-s", "-b", home)[1] == f"{total}\t{home}\n"
+    assert run("du", "-s", "-b", "--allocated", home)[1] == f"{1010 + chunk + 3 + 6}\t{home}\n"
+    assert run("du", "-b", "--allocated", f"{home}/sparse")[1] == f"1010\t{home}/sparse\n"
