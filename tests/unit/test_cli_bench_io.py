@@ -209,3 +209,13 @@ def test_a_plot_is_a_page_or_a_drawing(tmp_path: Path) -> None:
 
 def test_a_plot_of_nothing_is_empty_and_whole() -> None:
     ElementTree.fromstring(svg([]))
+
+
+@pytest.mark.parametrize(
+    ("depth", "block_bytes", "held"),
+    [(1, 1 << 20, 1), (16, 64 << 10, 32), (128, 4 << 10, 256), (128, 1 << 20, 192), (128, 4 << 20, 144)],
+)
+def test_a_ring_holds_twice_what_is_in_flight_in_bounded_memory(
+    depth: int, block_bytes: int, held: int
+) -> None:
+    assert io_cases.held_at(depth, block_bytes) == held
