@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/copy_many.h"
 #include "base/crc32c.h"
 #include "base/int8.h"
 #include "capi/error.h"
@@ -55,6 +56,17 @@ uint32_t ffs_crc32c(uint32_t seed, const void* data, size_t length) {
 
 uint32_t ffs_copy_crc32c(void* to, const void* from, size_t length) {
   return ffs::crc32c_copy(to, from, length);
+}
+
+int ffs_copy_many(const ffs_copy_piece* pieces, size_t count, uint32_t threads) {
+  static_assert(sizeof(ffs_copy_piece) == sizeof(ffs::CopyPiece));
+  for (size_t i = 0; i < count; i++) {
+    if (pieces[i].bytes > 0 && (pieces[i].to == 0 || pieces[i].from == 0)) {
+      return ffs::capi::fail(EINVAL, "copy_many: piece %zu has no address", i);
+    }
+  }
+  ffs::copy_many(reinterpret_cast<const ffs::CopyPiece*>(pieces), count, threads);
+  return 0;
 }
 
 int ffs_int8_encode(const ffs_int8_shape* shape, const void* values, uint8_t* codes, float* ranges) {

@@ -34,6 +34,13 @@ uint32_t ffs_crc32c(uint32_t seed, const void *data, size_t length); /* seed 0 t
 /* Copies and returns the CRC32C of what was copied, in one pass. */
 uint32_t ffs_copy_crc32c(void *to, const void *from, size_t length);
 
+/* `count` copies of `bytes` from one address to another, by up to `threads` threads, the caller's among them;
+ * blocks until all is copied. Nothing may overlap. Any thread, no locks. EINVAL: an address is null. */
+typedef struct {
+  uint64_t to, from, bytes;
+} ffs_copy_piece;
+int ffs_copy_many(const ffs_copy_piece *pieces, size_t count, uint32_t threads);
+
 /* int8 codes of 16-bit floats: [blocks][outer][heads][inner] of them, one range for each head of a block
  * (docs/kv.md, int8 values). `codes` takes as many bytes as there are values, `ranges` blocks x heads pairs
  * (lowest, step) of float. No alignment is needed; nothing may overlap. EINVAL; ERANGE: a value isn't finite,
