@@ -82,9 +82,9 @@ class Attempt:
         self.reports = posixpath.join(self.hidden, "reports")
         self._alive: File | None = None
 
-    def begin(self) -> None:
-        """Raises Exists if the step is there already."""
-        if self.client.lexists(self.goal):
+    def begin(self, look: bool = True) -> None:
+        """Raises Exists if the step is there already; not `look`: the caller knows that it isn't."""
+        if look and self.client.lexists(self.goal):
             raise Exists("is there already: choose another path, or remove it first", self.goal)
         mine = posixpath.join(self.hidden, f"alive-{self.rank:05d}")
         while self._alive is None:

@@ -31,9 +31,9 @@ from ffs.checkpoint.convert_sources import (
 )
 from ffs.checkpoint.manifest import FILE_NAME as MANIFEST
 from ffs.checkpoint.plan import PART_BYTES, Part, files_of
-from ffs.checkpoint.saving import Background, Saving
+from ffs.checkpoint.saving import Background, Saving, done
 from ffs.checkpoint.shard import plan_shard
-from ffs.checkpoint.snapshot import Flat, StagedFile, StatePlan
+from ffs.checkpoint.snapshot import Flat, StagedFile, StatePlan, moves_of
 from ffs.checkpoint.staging import Pool
 from ffs.checkpoint.tensors import describe
 from ffs.errors import Exists, InvalidArgument, NotFound
@@ -129,19 +129,20 @@ def _to_native(state: Source, client: Client, path: str, progress: Callable[[int
     ]
     files = []
     for file in files_of(parts, 0, 1, min(PART_BYTES, _HOST_BYTES // 4 - 8192)):
-        files.append((file, plan_shard((part.spec for part in file.parts), {"format": "pt"})))
+        shard = plan_shard((part.spec for part in file.parts), {"format": "pt"})
+        files.append((file, shard, moves_of()))
     declared = {name: (spec.dtype, spec.shape) for name, spec in state.specs.items()}
     plan = StatePlan(files, {}, dict(state.tied), declared)
     client.makedirs(posixpath.dirname(path) or "/", exist_ok=True)
     attempt = Attempt(client, path, uuid.uuid4().hex)
     attempt.begin()
-    saving = Saving(attempt, plan, state.tree, None)
+    saving = Saving(attempt, plan, state.tree, begun=done())
     background = Background(client)
     pool = Pool(min(_HOST_BYTES, max(64 << 10, plan.staged_bytes)))
     flat = Flat()
     last: tuple[str, Any] = "", None
     try:
-        for file, shard in files:
+        for file, shard, _ in files:
             region = pool.take(shard.nbytes, lambda: saving.failure)
             try:
                 staged = StagedFile(file, shard, region, {part.name: "torch" for part in file.parts})

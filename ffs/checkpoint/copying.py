@@ -112,5 +112,10 @@ class Copies:
 
 def give_way() -> None:
     """The training step goes first: this thread takes what it leaves."""
+    thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
+        if policy in (os.SCHED_FIFO, os.SCHED_RR):
+            os.sched_setscheduler(thread, policy, os.sched_param(max(1, priority - 1)))
+        else:
+            os.setpriority(os.PRIO_PROCESS, thread, _NICE)

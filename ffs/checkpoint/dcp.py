@@ -194,7 +194,7 @@ def _write(
     largest = max((part.nbytes for part in parts), default=0)
     total = sum(part.nbytes for part in parts) + (len(parts) + 1) * 16384
     pool = Pool(min(host_bytes, max(total, largest + 16384, 65536)))
-    writer = ClusterWriter(client, attempt.data)
+    writer = ClusterWriter(client)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="ffs-dcp") as thread:
             going: list[Promise[None]] = []
@@ -208,7 +208,7 @@ def _write(
                 shards.append(Shard(file.file, staged.nbytes))
                 for part, entry in zip(file.parts, entries(staged, number), strict=True):
                     pieces[_key_of(part, by_name, items)].append(entry)
-                going.append(thread.submit(_write_one, writer, staged))
+                going.append(thread.submit(_write_one, writer, attempt.data, staged))
             for each in going:
                 each.result()
     finally:
@@ -224,9 +224,9 @@ def _write(
     ]
 
 
-def _write_one(writer: ClusterWriter, staged: StagedFile) -> None:
+def _write_one(writer: ClusterWriter, directory: str, staged: StagedFile) -> None:
     try:
-        writer.write(staged)
+        writer.write(directory, staged)
     finally:
         staged.region.release()
 

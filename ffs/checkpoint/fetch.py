@@ -7,8 +7,10 @@ its thread; nothing is in flight when a function returns or raises, and the firs
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +20,7 @@ from ffs import Iov
 from ffs.checkpoint.spans import cut
 from ffs.checkpoint.stream import MAX_PIECE_BYTES
 from ffs.checkpoint.tensors import Bytes
+from ffs.client.copying import IovSlice
 from ffs.client.ior import Ior
 from ffs.errors import FfsError, ProtocolError
 
@@ -26,10 +29,11 @@ if TYPE_CHECKING:
     from ffs.client.file import File
 
 ENTRIES: Final = 256
-IN_FLIGHT_BYTES: Final = 128 << 20
-PLACES: Final = 16
-_SMALL_BYTES: Final = 256 << 10
+PLACES: Final = 64  # pieces in flight, through memory of the ring's own
+_GAP_BYTES: Final = 4096
 _GATHERED: Final = 4  # ranges that are put together in memory of their own, at once
+_AHEAD: Final = 32  # files that are opened before they are needed
+_NAMES_AT_ONCE: Final = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -48,172 +52,213 @@ class Want:
     left: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Bytes [begin, end) of a file, which are read as one: neighbours that go to many places, or one want
+    that has memory for itself. `ends`: where each want ends, for finding those that a piece is of."""
+
+    path: str
+    begin: int
+    end: int
+    wants: list[Want]
+    ends: list[int]
+    file: File | None = None
+    left: int = 0
+
+
 @dataclass(slots=True)
 class _Piece:
-    want: Want
-    file: File
+    run: _Run
     offset: int
     length: int
-    place: int = -1  # of the ring's own memory, for `into`
+    place: int = -1  # of the ring's own memory
+
+
+def runs(wants: Iterable[Want]) -> Iterator[_Run]:
+    """`wants` in file order. Those that are copied as they come are read with their neighbours. Pure."""
+    run: _Run | None = None
+    for want in wants:
+        end = want.offset + want.length
+        alone = want.iov is not None or want.into is None
+        if run is not None and (
+            alone
+            or run.path != want.path
+            or run.wants[-1].into is None
+            or run.wants[-1].iov is not None
+            or not 0 <= want.offset - run.end <= _GAP_BYTES
+        ):
+            yield run
+            run = None
+        if run is None:
+            run = _Run(want.path, want.offset, end, [], [])
+        run.end = end
+        run.wants.append(want)
+        run.ends.append(end)
+    if run is not None:
+        yield run
 
 
 class _Files:
-    """Opened when first needed, closed when the last range that was asked of it has come."""
+    """Opened ahead, some at once, and closed when the last range of one has come."""
 
-    def __init__(self, client: Client, opened: Callable[[File, str], None]) -> None:
+    def __init__(self, client: Client, paths: list[str], opened: Callable[[File, str], None]) -> None:
         self._client = client
         self._opened = opened
-        self._open: dict[str, File] = {}
+        self._names = ThreadPoolExecutor(_NAMES_AT_ONCE, thread_name_prefix="ffs-fetch")
+        self._paths = deque(paths)
+        self._opening: dict[str, Future[File]] = {}
         self._users: dict[str, int] = {}
+        self._closing: list[Future[None]] = []
+        self._look_ahead()
 
     def use(self, path: str) -> File:
-        file = self._open.get(path)
-        if file is None:
-            for other in [p for p, users in self._users.items() if not users]:
-                self._close(other)
-            file = self._open[path] = self._client.open(path, "rb", buffering=0)
+        """Raises what opening raised, and what `opened` raises."""
+        first = path not in self._users
+        while path not in self._opening:  # more files at once than are opened ahead
+            self._open_next()
+        file = self._opening[path].result()
+        if first:
             self._users[path] = 0
             self._opened(file, path)
         self._users[path] += 1
         return file
 
-    def leave(self, path: str) -> None:
+    def leave(self, path: str, last: bool) -> None:
+        """A range of it has come; `last`: there are no more."""
         self._users[path] -= 1
+        if last and not self._users[path]:
+            self._closing.append(self._names.submit(self._opening.pop(path).result().close))
+            self._look_ahead()
 
-    def _close(self, path: str) -> None:
-        del self._users[path]
-        self._open.pop(path).close()
+    def _look_ahead(self) -> None:
+        while self._paths and len(self._opening) < _AHEAD:
+            self._open_next()
+
+    def _open_next(self) -> None:
+        path = self._paths.popleft()
+        self._opening[path] = self._names.submit(self._client.open, path, "rb", buffering=0)
 
     def close(self) -> None:
-        for path in list(self._open):
-            self._close(path)
-
-
-def merged(wants: Sequence[Want]) -> Iterator[Want]:
-    """Small neighbours of one file as one request each, put together and handed on. `wants` in file order."""
-    group: list[Want] = []
-    for want in wants:
-        if group and not _joins(group, want):
-            yield _together(group)
-            group = []
-        group.append(want)
-    if group:
-        yield _together(group)
-
-
-def _joins(group: Sequence[Want], want: Want) -> bool:
-    first, last = group[0], group[-1]
-    gap = want.offset - last.offset - last.length
-    return (
-        want.path == first.path
-        and 0 <= gap <= 4096
-        and max(want.length, last.length) < _SMALL_BYTES
-        and want.offset + want.length - first.offset <= MAX_PIECE_BYTES
-    )
-
-
-def _together(group: list[Want]) -> Want:
-    if len(group) == 1:
-        return group[0]
-    first, last = group[0], group[-1]
-
-    def hand_on(memory: Bytes | None) -> None:
-        assert memory is not None
-        for want in group:
-            data = memory[want.offset - first.offset :][: want.length]
-            if want.into is not None:
-                want.into[:] = data
-            want.done(None if want.into is not None else data)
-
-    return Want(first.path, first.offset, last.offset + last.length - first.offset, done=hand_on)
+        self._paths.clear()
+        for future in self._opening.values():
+            if future.exception() is None:
+                future.result().close()
+        self._names.shutdown()
 
 
 def fetch(
-    client: Client, wants: Iterable[Want], opened: Callable[[File, str], None], priority: int = 0
+    client: Client,
+    wants: Iterable[Want],
+    opened: Callable[[File, str], None],
+    priority: int = 0,
+    places: IovSlice | None = None,
 ) -> int:
-    """Reads all; bytes that were read. `opened` is shown each file once it is open, and may refuse it."""
-    files = _Files(client, opened)
+    """Reads all of `wants`, which are in file order, a file's together; bytes that were read. `opened` is
+    shown each file once it is open, and may refuse it. `places`: memory for what goes through the ring's
+    own."""
+    found = [run for run in runs(want for want in wants if _is_something(want))]
+    if not found:
+        return 0
+    files = _Files(client, list(dict.fromkeys(run.path for run in found)), opened)
     ring = Ior(client, ENTRIES, kind="read", priority=priority)
     try:
-        return _Run(ring, files).run(wants)
+        return _Fetch(ring, files, found, places).run()
     finally:
         ring.close()
         files.close()
 
 
-class _Run:
-    def __init__(self, ring: Ior, files: _Files) -> None:
+def _is_something(want: Want) -> bool:
+    if not want.length:
+        want.done(None)
+    return bool(want.length)
+
+
+class _Fetch:
+    def __init__(self, ring: Ior, files: _Files, found: list[_Run], places: IovSlice | None) -> None:
         self._ring = ring
         self._files = files
+        self._runs = deque(found)
+        self._last = {run.path: run for run in found}  # the last of each file
+        self._waiting: deque[_Piece] = deque()
         self._pieces: dict[int, _Piece] = {}
         self._next = 0
-        self._bytes = 0  # in flight
-        self._own: Iov | None = None  # PLACES places
-        self._free: list[int] = list(range(PLACES))
-        self._gathered: dict[int, Iov] = {}  # by id of Want
+        self._places = places
+        self._free: list[int] = []
+        self._place_bytes = 0
+        self._gathered: dict[int, Iov] = {}  # by id of _Run
         self._read = 0
 
-    def run(self, wants: Iterable[Want]) -> int:
-        waiting: deque[_Piece] = deque()
-        source = iter(wants)
-        more = True
-        while more or waiting or self._pieces:
-            while more and not waiting:
-                more = self._cut_next(source, waiting)
-            while waiting and self._start(waiting[0]):
-                waiting.popleft()
+    def run(self) -> int:
+        while self._runs or self._waiting or self._pieces:
+            while len(self._pieces) < ENTRIES:
+                if not self._waiting and not self._cut_next():
+                    break
+                if not self._start(self._waiting[0]):
+                    break
+                self._waiting.popleft()
             if self._pieces:
                 self._finish()
         return self._read
 
-    def _cut_next(self, source: Iterator[Want], waiting: deque[_Piece]) -> bool:
-        want = next(source, None)
-        if want is None:
+    def _cut_next(self) -> bool:
+        if not self._runs:
             return False
-        if not want.length:
-            want.done(None)
-            return True
-        file = self._files.use(want.path)
-        want.left = want.length
-        piece_bytes = min(file.placement.layout.chunk_size, MAX_PIECE_BYTES)
-        for offset, length in cut(want.offset, want.offset + want.length, piece_bytes):
-            waiting.append(_Piece(want, file, offset, length))
+        run = self._runs.popleft()
+        run.file = self._files.use(run.path)
+        run.left = run.end - run.begin
+        for want in run.wants:
+            want.left = want.length
+        size = min(run.file.placement.layout.chunk_size, MAX_PIECE_BYTES)
+        self._waiting.extend(_Piece(run, at, length) for at, length in cut(run.begin, run.end, size))
         return True
 
     def _start(self, piece: _Piece) -> bool:
         """Whether it is in flight now."""
-        want = piece.want
-        if len(self._pieces) >= ENTRIES or self._bytes + piece.length > max(IN_FLIGHT_BYTES, piece.length):
+        memory = self._memory(piece)
+        if memory is None:
             return False
-        ahead = piece.offset - want.offset
-        if want.iov is not None:
-            memory = want.iov[want.at + ahead : want.at + ahead + piece.length]
-        elif want.into is not None:
-            if not self._free:
-                return False
-            if self._own is None:
-                self._own = Iov(PLACES * MAX_PIECE_BYTES)
-            piece.place = self._free.pop()
-            begin = piece.place * MAX_PIECE_BYTES
-            memory = self._own[begin : begin + piece.length]
-        else:
-            iov = self._gathered.get(id(want))
-            if iov is None:
-                if len(self._gathered) >= _GATHERED:
-                    return False
-                iov = self._gathered[id(want)] = Iov(want.length)
-            memory = iov[ahead : ahead + piece.length]
-        self._ring.prepare(piece.file, piece.offset, memory, self._next)
+        assert piece.run.file is not None
+        self._ring.prepare(piece.run.file, piece.offset, memory, self._next)
         self._pieces[self._next] = piece
         self._next += 1
-        self._bytes += piece.length
         return True
+
+    def _memory(self, piece: _Piece) -> IovSlice | None:
+        want = piece.run.wants[0]
+        ahead = piece.offset - piece.run.begin
+        if want.iov is not None:
+            return want.iov[want.at + ahead : want.at + ahead + piece.length]
+        if want.into is None:
+            iov = self._gathered.get(id(piece.run))
+            if iov is None:
+                if len(self._gathered) >= _GATHERED:
+                    return None
+                iov = self._gathered[id(piece.run)] = Iov(want.length)
+            return iov[ahead : ahead + piece.length]
+        if not self._place_bytes:
+            self._make_places(piece)
+        if not self._free:
+            return None
+        piece.place = self._free.pop()
+        return self._place(piece)
+
+    def _make_places(self, piece: _Piece) -> None:
+        assert piece.run.file is not None
+        self._place_bytes = min(piece.run.file.placement.layout.chunk_size, MAX_PIECE_BYTES)
+        if self._places is None or len(self._places) < self._place_bytes:
+            self._places = Iov(PLACES * self._place_bytes)[:]
+        self._free = list(range(min(PLACES, len(self._places) // self._place_bytes)))
+
+    def _place(self, piece: _Piece) -> IovSlice:
+        assert self._places is not None
+        begin = piece.place * self._place_bytes
+        return self._places[begin : begin + piece.length]
 
     def _finish(self) -> None:
         """At least one piece."""
         for completion in self._ring.wait(1):
             piece = self._pieces.pop(completion.userdata)
-            self._bytes -= piece.length
             if completion.error is not None:
                 raise completion.error
             if completion.result != piece.length:
@@ -222,26 +267,41 @@ class _Run:
             self._arrived(piece)
 
     def _arrived(self, piece: _Piece) -> None:
-        want = piece.want
+        run = piece.run
         if piece.place >= 0:
-            assert self._own is not None
-            assert want.into is not None
-            begin = piece.place * MAX_PIECE_BYTES
-            ahead = piece.offset - want.offset
-            whole = self._own.numpy()
-            want.into[ahead : ahead + piece.length] = whole[begin : begin + piece.length]
-            del whole
+            self._copy_out(piece)
             self._free.append(piece.place)
-        want.left -= piece.length
-        if want.left:
+        elif len(run.wants) == 1:
+            run.wants[0].left -= piece.length
+        run.left -= piece.length
+        if run.left:
             return
-        self._files.leave(want.path)
-        iov = self._gathered.pop(id(want), None)
-        want.done(None if iov is None else np.frombuffer(iov[: want.length].view, np.uint8))
+        self._files.leave(run.path, self._last[run.path] is run)
+        if piece.place < 0:
+            iov = self._gathered.pop(id(run), None)
+            want = run.wants[0]
+            want.done(None if iov is None else np.frombuffer(iov[: want.length].view, np.uint8))
+
+    def _copy_out(self, piece: _Piece) -> None:
+        """To all that want bytes of it."""
+        wants, end = piece.run.wants, piece.offset + piece.length
+        data = np.frombuffer(self._place(piece).view, np.uint8)
+        at = bisect.bisect_right(piece.run.ends, piece.offset)
+        while at < len(wants) and wants[at].offset < end:
+            want = wants[at]
+            begin, stop = max(want.offset, piece.offset), min(want.offset + want.length, end)
+            assert want.into is not None
+            want.into[begin - want.offset : stop - want.offset] = data[
+                begin - piece.offset : stop - piece.offset
+            ]
+            want.left -= stop - begin
+            if not want.left:
+                want.done(None)
+            at += 1
 
 
 def _too_short(piece: _Piece, moved: int) -> FfsError:
     return ProtocolError(
         f"{moved} of {piece.length} bytes at {piece.offset} were read: the file is shorter than it should be",
-        piece.file.name,
+        piece.run.path,
     )

@@ -22,12 +22,14 @@ from ffs import Iov
 from ffs.checkpoint import manifest as manifests
 from ffs.checkpoint import state as states
 from ffs.checkpoint.dtypes import DTYPE_BYTES
-from ffs.checkpoint.fetch import Want, fetch, merged
+from ffs.checkpoint.fetch import Want, fetch
 from ffs.checkpoint.manifest import Manifest, Part
 from ffs.checkpoint.near import Near
 from ffs.checkpoint.plan import Box, meets
 from ffs.checkpoint.reads import Range, place_in, ranges, scatter
+from ffs.checkpoint.snapshot import copying_threads
 from ffs.checkpoint.tensors import Bytes, Destination, Framework, as_tensor, check_framework
+from ffs.client.copying import IovSlice
 from ffs.errors import ChecksumMismatch, Damaged, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ log = logging.getLogger("ffs.checkpoint")
 
 _PAGE = 4096
 _ARENA_BYTES = 1 << 30
+_HASHED_BYTES = 4 << 20  # of parts that are hashed in one go
 
 
 def read_manifest(client: Client, path: str) -> Manifest:
@@ -107,11 +110,13 @@ def load_held(
     framework: Framework | None = None,
     strict: bool = True,
     near: Near | None = None,
+    places: IovSlice | None = None,
 ) -> Any:
-    """As `load`, of what `manifest` names, which the caller holds (`held`). `near`: copies, read first."""
+    """As `load`, of what `manifest` names, which the caller holds (`held`). `near`: copies, read first.
+    `places`: as read_goals."""
     if into is None:
         return _load_new(client, path, manifest, framework, near)
-    _load_into(client, path, manifest, into, strict, near)
+    _load_into(client, path, manifest, into, strict, near, places)
     return into
 
 
@@ -211,7 +216,13 @@ def _arenas(sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Iov | None,
 
 
 def _load_into(
-    client: Client, path: str, manifest: Manifest, into: Any, strict: bool, near: Near | None
+    client: Client,
+    path: str,
+    manifest: Manifest,
+    into: Any,
+    strict: bool,
+    near: Near | None,
+    places: IovSlice | None,
 ) -> None:
     flat = states.flatten(into)
     known = {*manifest.tensors, *manifest.tied}
@@ -232,7 +243,7 @@ def _load_into(
         Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].buffer)
         for name, destinations in goals.items()
     ]
-    read_goals(client, path, manifest, first, near)
+    read_goals(client, path, manifest, first, near, places)
     for destinations in goals.values():
         for other in destinations[1:]:
             _copy_between(destinations[0], other)
@@ -298,21 +309,32 @@ def _some(names: Sequence[str]) -> str:
 
 
 def read_goals(
-    client: Client, path: str, manifest: Manifest, goals: Sequence[Goal], near: Near | None = None
+    client: Client,
+    path: str,
+    manifest: Manifest,
+    goals: Sequence[Goal],
+    near: Near | None = None,
+    places: IovSlice | None = None,
 ) -> None:
     """Reads boxes of tensors into their buffers, verified. The caller holds the checkpoint. `near`: what it
-    serves is read there, the rest from the cluster. Blocking."""
+    serves is read there, the rest from the cluster. `places`: memory that bytes may go through (`fetch`).
+    Blocking."""
     if near is not None and near.files:
         try:
-            _read_goals(client, path, manifest, goals, near)
+            _read_goals(client, path, manifest, goals, near, places)
             return
         except ChecksumMismatch as error:
             log.warning("a local copy may be damaged, the cluster is read: %s", error)
-    _read_goals(client, path, manifest, goals, None)
+    _read_goals(client, path, manifest, goals, None, places)
 
 
 def _read_goals(
-    client: Client, path: str, manifest: Manifest, goals: Sequence[Goal], near: Near | None
+    client: Client,
+    path: str,
+    manifest: Manifest,
+    goals: Sequence[Goal],
+    near: Near | None,
+    places: IovSlice | None,
 ) -> None:
     sizes = {posixpath.join(path, shard.file): shard.bytes for shard in manifest.shards}
 
@@ -329,7 +351,7 @@ def _read_goals(
             wants = near.read(path, manifest, wants)
             wants.sort(key=lambda want: (want.path, want.offset))
         if wants:
-            fetch(client, merged(wants), opened)
+            fetch(client, wants, opened, places=places)
 
 
 def _wants(path: str, manifest: Manifest, goal: Goal, verifier: _Verifier) -> Iterator[Want]:
@@ -371,19 +393,31 @@ def _want(where: str, part: Part, wanted: Range, goal: Goal, verifier: _Verifier
 
 
 class _Verifier:
-    """Hashes parts in a thread while others are still on their way."""
+    """Hashes parts in threads while others are still on their way; small ones together."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ffs-verify")
+        self._pool = ThreadPoolExecutor(copying_threads(), thread_name_prefix="ffs-verify")
         self._waiting: list[Future[None]] = []
+        self._next: list[tuple[str, str, str, Bytes]] = []
+        self._bytes = 0
 
     def add(self, path: str, name: str, wanted: str, data: Bytes) -> None:
-        self._waiting.append(self._pool.submit(self.check, path, name, wanted, data))
+        self._next.append((path, name, wanted, data))
+        self._bytes += len(data)
+        if self._bytes >= _HASHED_BYTES:
+            self._go()
+
+    def _go(self) -> None:
+        rows, self._next, self._bytes = self._next, [], 0
+        if rows:
+            self._waiting.append(self._pool.submit(self._check_all, rows))
+
+    def _check_all(self, rows: list[tuple[str, str, str, Bytes]]) -> None:
+        for row in rows:
+            self.check(*row)
 
     def check(self, path: str, name: str, wanted: str, data: Bytes) -> None:
-        hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        hasher.update(data.data)
-        if hasher.hexdigest() != wanted:
+        if blake3.blake3(data.data).hexdigest() != wanted:
             raise ChecksumMismatch(
                 f"the bytes of {name!r} aren't those that were saved: load another checkpoint", path
             )
@@ -395,6 +429,8 @@ class _Verifier:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Waits for all, and raises the first mismatch unless something else went wrong before."""
+        if kind is None:
+            self._go()
         self._pool.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is None:
             for future in self._waiting:

@@ -12,10 +12,12 @@ manager.close()
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import posixpath
 import threading
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -25,22 +27,24 @@ from ffs.checkpoint import retention
 from ffs.checkpoint.commit import Attempt, collect_remains, step_name
 from ffs.checkpoint.guard import Guard, TornSnapshot
 from ffs.checkpoint.load import held, load_held, own_part, read_manifest, shared_part
-from ffs.checkpoint.manifest import Manifest
+from ffs.checkpoint.manifest import Manifest, Tensor
 from ffs.checkpoint.near import near_files
 from ffs.checkpoint.plan import PART_BYTES
 from ffs.checkpoint.ranks import Ranks
 from ffs.checkpoint.report import merge
 from ffs.checkpoint.saving import Background, SaveReport, Saving
 from ffs.checkpoint.scratch import Scratch, copies, run_of
-from ffs.checkpoint.snapshot import StatePlan, halves, plan_state, stage, versions
+from ffs.checkpoint.snapshot import Planner, StagedFile, StatePlan, halves, stage, versions
 from ffs.checkpoint.staging import Pool, host_bytes_for
 from ffs.checkpoint.state import FlatState, flatten, with_rank
+from ffs.client.copying import IovSlice
 from ffs.errors import Exists, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
 
 _AT_ONCE = 2  # saves
+_PLACES_BYTES = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +100,11 @@ class Manager:
         self.client = client
         self.path = path.rstrip("/") or "/"
         self._keep, self._keep_every = keep, keep_every
-        self._part_bytes = part_bytes
         self._table = table
         self.ranks = ranks or Ranks.of_torch()
+        self._known: set[int] | None = None  # steps that were seen at the first save, or saved since
+        self._planner = Planner(self.ranks.rank, self.ranks.count, part_bytes)
+        self._still: frozenset[str] = frozenset()  # tensors that the last save found unchanged
         self._run = self.ranks.agree(uuid.uuid4().hex)
         self._host_bytes = host_bytes
         self._pool = Pool(host_bytes) if host_bytes is not None else None
@@ -140,8 +146,9 @@ class Manager:
         random numbers, a loader's place. block: returns when it is visible. force: replaces a checkpoint of
         that step.
 
-        Raises Exists (this step is there); TypeError, InvalidArgument (an entry that can't be stored: its
-        name is said); what went wrong in an earlier save: then this one wasn't begun."""
+        Raises Exists (this step is there; one that another job has saved since is found later, as all else);
+        TypeError, InvalidArgument (an entry that can't be stored: its name is said); what went wrong in an
+        earlier save: then this one wasn't begun."""
         self._check_open()
         self._raise_failures()
         if step < 0:
@@ -151,6 +158,8 @@ class Manager:
         plan, pool = self._plan(flat)
         self._wait_turn()
         try:
+            if not force and self._is_there(step):
+                raise Exists("is there already: choose another path, or remove it first", self.path_of(step))
             saving, handle = self._begin(step, plan, flat.tree, force)
         except BaseException:
             self._free.release()
@@ -226,7 +235,9 @@ class Manager:
         if per_rank is not None:
             own = own_part(manifest, self.ranks.rank, path)
             load_held(self.client, path, own, per_rank, strict=strict, near=near)
-        return load_held(self.client, path, shared_part(manifest), into, strict=strict, near=near)
+        shared = shared_part(manifest)
+        with self._places() as places:
+            return load_held(self.client, path, shared, into, strict=strict, near=near, places=places)
 
     def _only_local(self, step: int) -> Manifest | None:
         """The manifest of a local copy that is a whole checkpoint by itself."""
@@ -236,6 +247,20 @@ class Manager:
             if copy.report.ranks == 1:
                 return merge([copy.report], step, self.path_of(step))
         return None
+
+    @contextlib.contextmanager
+    def _places(self) -> Iterator[IovSlice | None]:
+        """Of the memory for saves what loading takes, if it is free: it was touched, and known to servers."""
+        region = None
+        if self._pool is not None and not self._pool.used:
+            region = self._pool.try_take(min(self._pool.nbytes, _PLACES_BYTES))
+        if region is None:
+            yield None
+            return
+        try:
+            yield region.pool.iov[region.begin : region.begin + region.nbytes]
+        finally:
+            region.release()
 
     def pin(self, step: int, reason: str = "") -> None:
         """Keeps it from retention. NotFound."""
@@ -290,13 +315,16 @@ class Manager:
 
     def _plan(self, flat: FlatState) -> tuple[StatePlan, Pool]:
         def plan(host_bytes: int) -> StatePlan:
-            rank, count = self.ranks.rank, self.ranks.count
-            return plan_state(flat.tensors, rank, count, host_bytes, self._part_bytes)
+            return self._planner.plan(flat.tensors, host_bytes, self._still)
 
         if self._host_bytes is not None:
             assert self._pool is not None
             return plan(self._host_bytes), self._pool
         # By what the largest state so far takes: an optimizer has none before its first step.
+        if self._pool is not None:
+            made = plan(self._pool.nbytes)
+            if 2 * made.staged_bytes <= self._pool.nbytes:
+                return made, self._pool
         wanted = host_bytes_for(plan(1 << 62).staged_bytes)
         if self._pool is None or self._pool.nbytes < wanted // 4096 * 4096:
             self._join_copier()
@@ -327,12 +355,18 @@ class Manager:
             step,
             self._table,
         )
-        attempt.begin()
-        saving = Saving(attempt, plan, tree, self._before(), self._ended)
+        saving = Saving(attempt, plan, tree, self._before, self._ended)
         with self._mutex:
             self._going.append(saving)
         self._locals = [each for each in self._locals if not each.done()] + [saving.local]
         return saving, SaveHandle(step, saving.replicated, saving.local)
+
+    def _is_there(self, step: int) -> bool:
+        """Asks the store only about steps that it had: a round trip costs training more than the copy. What
+        others save meanwhile is found when this one is published."""
+        if self._known is None:
+            self._known = set(self.steps())
+        return step in self._known and self.client.lexists(self.path_of(step))
 
     def _before(self) -> tuple[str, Manifest] | None:
         """An earlier checkpoint, whose files can be linked."""
@@ -381,15 +415,25 @@ class Manager:
             self._copied(saving, handle)
 
     def _copy_part(self, plan: StatePlan, pool: Pool, saving: Saving) -> None:
+        copied: list[StagedFile] = []
+
+        def hand_over() -> None:
+            saving.begin()
+            while copied:
+                self._background.hand_over(saving, copied.pop(0))
+
         try:
-            for staged in stage(plan, pool, lambda: saving.failure):
-                self._background.hand_over(saving, staged)
+            # Hashing and writing begin when all is copied, or the memory is full: they would slow it down.
+            for staged in stage(plan, pool, lambda: saving.failure, hand_over):
+                copied.append(staged)
                 if saving.failure is not None:
-                    return
+                    break
         except BaseException as error:
             saving.failure = saving.failure or error
             if not isinstance(error, Exception):
                 raise  # Ctrl-C in the caller's thread
+        finally:
+            hand_over()  # also of a save that failed: who takes them gives their memory back
 
     def _copied(self, saving: Saving, handle: SaveHandle) -> None:
         self._background.end(saving)
@@ -413,13 +457,28 @@ class Manager:
         self._free.release()
         try:
             if error is None:
-                self._last = saving.attempt.goal, saving.replicated.result().manifest
+                manifest = saving.replicated.result().manifest
+                self._learn(saving, manifest)
+                if self._known is not None and saving.attempt.step is not None:
+                    self._known.add(saving.attempt.step)
+                self._last = saving.attempt.goal, manifest
                 if self.ranks.rank == 0:
                     self._retire()
         finally:
             with self._ended_one:
                 self._going.remove(saving)
                 self._ended_one.notify_all()
+
+    def _learn(self, saving: Saving, manifest: Manifest) -> None:
+        """Which of this rank's tensors are as they were in the checkpoint before."""
+        if self._last is None:
+            return
+        before = self._last[1].tensors
+        self._still = frozenset(
+            name
+            for name, tensor in saving.written.tensors.items()
+            if name in before and _hashes(before[name], tensor)
+        )
 
     def _retire(self) -> None:
         present = self.steps()
@@ -428,3 +487,9 @@ class Manager:
         pinned = retention.pinned_steps(self.client, self.path, present)
         for step in retention.to_remove(present, self._keep, self._keep_every, pinned):
             retention.remove(self.client, self.path_of(step))
+
+
+def _hashes(before: Tensor, now: Tensor) -> bool:
+    """Whether the parts that a rank has written now had the same bytes before."""
+    known = {before.box_of(part): part.hash for part in before.parts}
+    return all(known.get(now.box_of(part)) == part.hash for part in now.parts)

@@ -5,23 +5,30 @@ written straight from the memory that they are staged in (docs/guides/checkpoint
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import blake3
 
 from ffs.checkpoint import stream
 from ffs.checkpoint.manifest import Manifest, Part, Shard, Tensor
-from ffs.checkpoint.snapshot import StagedFile
+from ffs.checkpoint.snapshot import StagedFile, copying_threads
 from ffs.checkpoint.spans import cut
 from ffs.client.ior import Ior
-from ffs.errors import NotFound
+from ffs.errors import NotFound, ProtocolError
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
+    from ffs.client.file import File
 
-PRIORITY = 200  # of writes: training reads go first
+PRIORITY: Final = 200  # of writes: training reads go first
+ENTRIES: Final = 64
+_NAMES_AT_ONCE: Final = 16  # transactions of names: they share the flushes of the metadata service
+_LOOK_S: Final = 0.002
+_SHARED_BYTES: Final = 1 << 20  # below, a second thread costs more than it brings
 
 ContentKey = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], str], ...]
 """What makes two shard files the same: each tensor's name, type, box and hash, in file order."""
@@ -54,14 +61,17 @@ class Written:
 
 
 def hash_parts(staged: StagedFile) -> None:
-    """BLAKE3 of each part, on all processors that are free."""
+    """BLAKE3 of each part, by this process's share of the processors. Without the GIL for all but small
+    ones."""
     memory = staged.region.memory()
-    hashes = []
-    for _, placed in staged.placed():
-        hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        hasher.update(memory[placed.begin : placed.end])
-        hashes.append(hasher.hexdigest())
-    staged.hashes = hashes
+    threads = copying_threads()
+    staged.hashes = [
+        blake3.blake3(
+            memory[placed.begin : placed.end],
+            max_threads=threads if part.nbytes >= _SHARED_BYTES else 1,
+        ).hexdigest()
+        for part, placed in staged.placed()
+    ]
 
 
 def entries(staged: StagedFile, number: int) -> list[Part]:
@@ -96,30 +106,158 @@ def known_files(manifest: Manifest) -> Mapping[ContentKey, str]:
     return {tuple(sorted(held)): manifest.shards[number].file for number, held in rows.items()}
 
 
+Done = Callable[[BaseException | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Going:
+    """A file on its way: `opening`, then its pieces from `waiting` into the ring, then `closing`."""
+
+    staged: StagedFile
+    done: Done
+    opening: Future[File]
+    waiting: deque[tuple[int, int]] = field(default_factory=deque)
+    in_flight: int = 0
+    closing: Future[None] | None = None
+    failure: BaseException | None = None
+
+
 class ClusterWriter:
-    """Writes files from the pool's memory through one ring. One thread. Close it."""
+    """Writes files from the pool's memory through one ring, many at once: a file comes into being, and gets
+    its length, by durable transactions of the metadata service, which take as long as a MiB or more. One
+    thread, with helpers for these transactions. Close it."""
 
-    def __init__(self, client: Client, directory: str) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._directory = directory
-        self._ring = Ior(client, 64, kind="write", priority=PRIORITY)
+        self._ring = Ior(client, ENTRIES, kind="write", priority=PRIORITY)
+        self._names = ThreadPoolExecutor(_NAMES_AT_ONCE, thread_name_prefix="ffs-ckpt-names")
+        self._files: list[_Going] = []  # in the order in which they came
+        self._pieces: dict[
+            int, tuple[_Going, int]
+        ] = {}  # in flight by userdata: of which file, how many bytes
+        self._next = 0
 
-    def link(self, source: str, file: str) -> bool:
-        """The file of an earlier checkpoint, under a name here; False: it has gone meanwhile."""
-        try:
-            self._client.link(source, posixpath.join(self._directory, file))
-        except NotFound:
-            return False
-        return True
+    @property
+    def busy(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._files)
 
-    def write(self, staged: StagedFile) -> None:
-        """Durable on all replicas when it returns. Raises the first failure of any piece (FAULTS C3); nothing
-        is in flight then."""
-        iov, base = staged.region.pool.iov, staged.region.begin
-        path = posixpath.join(self._directory, staged.plan.file)
-        with self._client.open(path, "xb", buffering=0) as file:
-            ranges = list(cut(0, staged.nbytes, stream.piece_bytes(file)))
-            stream.write_from(self._ring, file, ranges, iov, base)
+    def start(self, directory: str, staged: StagedFile, done: Done) -> None:
+        """Begins to write a file. `done` is called once, by a `pump`: with None when all replicas hold the
+        file, else with its first failure (FAULTS C3); then nothing of it is in flight."""
+        path = posixpath.join(directory, staged.plan.file)
+        opening = self._names.submit(self._client.open, path, "xb", buffering=0)
+        self._files.append(_Going(staged, done, opening))
+
+    def pump(self, seconds: float | None) -> None:
+        """Goes on with all that can go on; then waits so long for more (None: until there is something)."""
+        self._feed()
+        if self._pieces:
+            soon = any(going.waiting or not going.opening.done() for going in self._files)
+            self._take_in(_LOOK_S if soon and (seconds is None or seconds > _LOOK_S) else seconds)
+        else:
+            asked: list[Future[Any]] = [going.closing or going.opening for going in self._files]
+            if asked:
+                wait(asked, seconds, FIRST_COMPLETED)
+        self._feed()
+        self._put_away()
+
+    def finish(self) -> None:
+        """Until nothing is on its way."""
+        while self._files:
+            self.pump(None)
+
+    def write(self, directory: str, staged: StagedFile) -> None:
+        """One file; durable on all replicas when it returns. Raises its first failure."""
+        failures: list[BaseException | None] = []
+        self.start(directory, staged, failures.append)
+        self.finish()
+        if failures[0] is not None:
+            raise failures[0]
 
     def close(self) -> None:
         self._ring.close()
+        self._names.shutdown()
+
+    # inside
+
+    def _feed(self) -> None:
+        """Pieces of files that are open into the ring, and files whose pieces are written to their end."""
+        fed = 0
+        for going in self._files:
+            if going.closing is not None or not going.opening.done():
+                continue
+            if going.failure is None and (error := going.opening.exception()) is not None:
+                going.failure = error
+            elif going.failure is None and not going.waiting and not going.in_flight:
+                size = stream.piece_bytes(going.opening.result())
+                going.waiting.extend(cut(0, going.staged.nbytes, size))
+            while going.waiting and going.failure is None and len(self._pieces) < ENTRIES:
+                self._prepare(going, *going.waiting.popleft())
+                fed += 1
+            if not going.in_flight and (going.failure is not None or not going.waiting):
+                going.closing = self._names.submit(_close, going)
+        if fed:
+            try:
+                self._ring.submit()
+            except BaseException as error:
+                self._start_anew(error)
+
+    def _prepare(self, going: _Going, offset: int, length: int) -> None:
+        iov, base = going.staged.region.pool.iov, going.staged.region.begin
+        memory = iov[base + offset : base + offset + length]
+        try:
+            self._ring.prepare(going.opening.result(), offset, memory, self._next)
+        except BaseException as error:
+            going.failure = error
+            return
+        self._pieces[self._next] = going, length
+        self._next += 1
+        going.in_flight += 1
+
+    def _take_in(self, seconds: float | None) -> None:
+        try:
+            completions = self._ring.wait(1, seconds)
+        except BaseException as error:  # the ring is no more: all that is in flight has failed
+            self._start_anew(error)
+            return
+        for completion in completions:
+            going, length = self._pieces.pop(completion.userdata)
+            going.in_flight -= 1
+            if completion.error is not None:
+                going.failure = going.failure or completion.error
+            elif completion.result != length:
+                going.failure = going.failure or ProtocolError(
+                    f"{completion.result} of {length} bytes were written", going.opening.result().name
+                )
+            if not going.in_flight and (going.failure is not None or not going.waiting):
+                going.closing = self._names.submit(_close, going)
+
+    def _put_away(self) -> None:
+        ended = [going for going in self._files if going.closing is not None and going.closing.done()]
+        for going in ended:
+            self._files.remove(going)
+            assert going.closing is not None
+            going.done(going.failure or going.closing.exception())
+
+    def _start_anew(self, error: BaseException) -> None:
+        self._ring.close()
+        self._ring = Ior(self._client, ENTRIES, kind="write", priority=PRIORITY)
+        for going, _ in self._pieces.values():
+            going.failure = going.failure or error
+            going.in_flight = 0
+        self._pieces.clear()
+
+
+def _close(going: _Going) -> None:
+    if going.opening.exception() is None:
+        going.opening.result().close()
+
+
+def link(client: Client, source: str, target: str) -> bool:
+    """The file of an earlier checkpoint, under a further name; False: it has gone meanwhile."""
+    try:
+        client.link(source, target)
+    except NotFound:
+        return False
+    return True

@@ -19,7 +19,7 @@ from ffs.checkpoint.shard import TensorSpec
 
 ALONE_BYTES: Final = 8 << 20
 PART_BYTES: Final = 256 << 20
-GROUP_BYTES: Final = 64 << 20
+GROUP_BYTES: Final = 8 << 20
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(where it begins, how far it extends), in elements along each dimension."""
@@ -108,8 +108,15 @@ def owners(sizes: Sequence[tuple[str, int]], world: int) -> dict[str, int]:
     return owner
 
 
-def files_of(parts: Sequence[Part], rank: int, world: int, part_bytes: int = PART_BYTES) -> list[FilePlan]:
-    """The files that this rank writes, the largest parts first. Names are the same whenever the parts are."""
+def files_of(
+    parts: Sequence[Part],
+    rank: int,
+    world: int,
+    part_bytes: int = PART_BYTES,
+    still: frozenset[str] = frozenset(),
+) -> list[FilePlan]:
+    """The files that this rank writes, the largest parts first. Names are the same whenever the parts are.
+    `still`: names of tensors that don't change: small ones of them share no file with those that do."""
     suffix = f".r{rank}" if world > 1 else ""
     alone: list[FilePlan] = []
     classes: dict[str, list[Part]] = {}
@@ -121,7 +128,8 @@ def files_of(parts: Sequence[Part], rank: int, world: int, part_bytes: int = PAR
                 ending = f".p{number}" if len(pieces) > 1 else ""
                 alone.append(FilePlan(_file_name(part.name, ending + suffix, used), (piece,)))
             else:
-                classes.setdefault(_class_of(part.name), []).append(piece)
+                kind = _class_of(part.name) + (".still" if part.name in still else "")
+                classes.setdefault(kind, []).append(piece)
     shared: list[FilePlan] = []
     most = min(GROUP_BYTES, part_bytes)
     for kind, members in sorted(classes.items()):
@@ -137,15 +145,25 @@ def _class_of(name: str) -> str:
 
 
 def _groups(parts: Sequence[Part], most_bytes: int) -> list[list[Part]]:
+    """In their order. Half full a group ends where another layer begins, since layers change together."""
     groups: list[list[Part]] = [[]]
     filled = 0
     for part in parts:
-        if groups[-1] and filled + part.nbytes > most_bytes:
+        layer_ends = bool(groups[-1]) and _layer_of(groups[-1][-1].name) != _layer_of(part.name)
+        full = filled + part.nbytes > most_bytes or (layer_ends and 2 * filled >= most_bytes)
+        if groups[-1] and full:
             groups.append([])
             filled = 0
         groups[-1].append(part)
         filled += part.nbytes
     return groups
+
+
+def _layer_of(name: str) -> str:
+    """Its name up to the last number: blocks of layers are numbered."""
+    steps = name.split(".")
+    last = max((at for at, step in enumerate(steps) if step.isdecimal()), default=-1)
+    return ".".join(steps[: last + 1])
 
 
 def _file_name(name: str, ending: str, used: set[str]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ffs.checkpoint.commit import Attempt
 from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.plan import PART_BYTES
-from ffs.checkpoint.saving import Background, Saving
+from ffs.checkpoint.saving import Background, Saving, done
 from ffs.checkpoint.snapshot import plan_state, stage
 from ffs.checkpoint.staging import Pool
 from ffs.checkpoint.state import flatten
@@ -57,7 +57,7 @@ def save(
     client.makedirs(parent, exist_ok=True)
     attempt = Attempt(client, path, uuid.uuid4().hex, table=table)
     attempt.begin()
-    saving = Saving(attempt, plan, flat.tree, None)
+    saving = Saving(attempt, plan, flat.tree, begun=done())
     background = Background(client)
     pool = Pool(min(_HOST_BYTES, max(2, plan.staged_bytes // 4096) * 4096))
     try:

@@ -8,7 +8,6 @@ after it go on. docs/guides/checkpoint.md, Memory; Commit.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import posixpath
 import queue
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ffs.checkpoint.commit import Attempt
 from ffs.checkpoint.copying import Copies, give_way
 from ffs.checkpoint.manifest import Manifest
-from ffs.checkpoint.persist import ClusterWriter, Written, hash_parts, key_of, known_files
+from ffs.checkpoint.persist import ClusterWriter, Written, hash_parts, key_of, known_files, link
 from ffs.checkpoint.report import RankReport
 from ffs.checkpoint.snapshot import StagedFile, StatePlan
 
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ffs.checkpoint")
 
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.01  # of the first look for other ranks; each takes twice as long as the one before
 _LONGEST_POLL_S: Final = 1.0
+_PUMP_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Saving:
     attempt: Attempt
     plan: StatePlan
     tree: Any
-    before: tuple[str, Manifest] | None  # the path of an earlier checkpoint, and what it holds
+    # The path of an earlier checkpoint, and what it holds; asked once, in the background.
+    find_before: Callable[[], tuple[str, Manifest] | None] = lambda: None
     on_end: Callable[[Saving], None] = lambda saving: None
     replicated: Future[SaveReport] = field(default_factory=Future)
     written: Written = field(default_factory=Written)
@@ -66,6 +67,35 @@ class Saving:
     reported: bool = False
     next_look_s: float = 0.0
     pause_s: float = _POLL_S
+    begun: Future[None] | None = None
+    before: tuple[str, Manifest] | None = None  # what find_before found
+    stored: dict[str, tuple[StagedFile, bool]] = field(default_factory=dict)  # and whether they are links
+    under_way: int = 0  # files that are being written
+    handed_over: bool = False  # all of them
+
+    def begin(self) -> None:
+        """Takes its place in the store, in a thread of its own: another save may keep the writer busy, and
+        the other ranks look for this one. Once; repeatable."""
+        if self.begun is not None:
+            return
+        begun = self.begun = Future()
+
+        def run() -> None:
+            give_way()
+            try:
+                self.attempt.begin(look=False)
+            except BaseException as error:
+                begun.set_exception(error)
+            else:
+                begun.set_result(None)
+
+        threading.Thread(target=run, name="ffs-ckpt-begin", daemon=True).start()
+
+    def wait_begun(self) -> None:
+        """Raises why it couldn't. Blocking."""
+        self.begin()
+        assert self.begun is not None
+        self.begun.result()
 
     def report(self, written: Written) -> RankReport:
         """Of this rank, which has stored that."""
@@ -80,6 +110,13 @@ class Saving:
         )
 
 
+def done() -> Future[None]:
+    """For a save whose attempt has begun already."""
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
 class Background:
     """The threads. `close` waits for all that was handed over."""
 
@@ -88,7 +125,7 @@ class Background:
         self._copies = None if scratch is None else Copies(scratch)
         self._staged: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
         self._hashed: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
-        self._writers: dict[Saving, ClusterWriter] = {}
+        self._writer: ClusterWriter | None = None
         self._known: dict[Saving, dict[Any, str]] = {}
         self._threads = [
             threading.Thread(target=self._hash_all, name="ffs-ckpt-hash", daemon=True),
@@ -140,55 +177,92 @@ class Background:
         give_way()
         waiting: list[Saving] = []
         more = True
-        while more or waiting:
-            item: tuple[Saving, StagedFile | None] | None = None
-            if more:
-                with contextlib.suppress(queue.Empty):
-                    item = self._hashed.get(timeout=_next_look(waiting))
-                    more = item is not None
-            else:
-                time.sleep(_next_look(waiting) or 0.0)
-            if item is not None:
-                saving, staged = item
-                if staged is not None:
-                    self._store(saving, staged)
-                else:
-                    self._report(saving)
-                    waiting.append(saving)
-            for saving in [each for each in waiting if each.next_look_s <= time.monotonic()]:
-                if self._look(saving):
-                    waiting.remove(saving)
+        try:
+            while more or waiting or self._busy():
+                item, more = self._next(waiting, more)
+                if item is not None:
+                    saving, staged = item
+                    if staged is not None:
+                        self._store(saving, staged)
+                    else:
+                        saving.handed_over = True
+                        waiting.append(saving)
+                if self._writer is not None:
+                    self._writer.pump(_PUMP_S if item is None else 0.0)
+                for saving in [each for each in waiting if each.next_look_s <= time.monotonic()]:
+                    if not saving.under_way and self._look(saving):
+                        waiting.remove(saving)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+
+    def _busy(self) -> bool:
+        return self._writer is not None and self._writer.busy
+
+    def _next(
+        self, waiting: list[Saving], more: bool
+    ) -> tuple[tuple[Saving, StagedFile | None] | None, bool]:
+        """(what was hashed last, whether there may be more): at once if something is in flight, else after
+        waiting for it until a save must be looked after."""
+        pause = 0.0 if self._busy() else _next_look(waiting)
+        if not more:
+            time.sleep(pause or 0.0)
+            return None, False
+        try:
+            item = self._hashed.get(timeout=pause) if pause != 0.0 else self._hashed.get_nowait()
+        except queue.Empty:
+            return None, True
+        return item, item is not None
 
     def _store(self, saving: Saving, staged: StagedFile) -> None:
-        try:
-            if saving.failure is None:
-                linked = self._link_or_write(saving, staged)
-                saving.written.add(staged, linked)
-        except BaseException as error:
-            saving.failure = error
-        finally:
-            staged.region.release()
+        """Links the file, or begins to write it."""
 
-    def _link_or_write(self, saving: Saving, staged: StagedFile) -> bool:
-        writer = self._writers.get(saving)
-        if writer is None:
-            writer = self._writers[saving] = ClusterWriter(self._client, saving.attempt.data)
-            self._known[saving] = {} if saving.before is None else dict(known_files(saving.before[1]))
-        file = self._known[saving].get(key_of(staged))
-        if file is not None and saving.before is not None:
-            if writer.link(posixpath.join(saving.before[0], file), staged.plan.file):
-                return True
-            self._known[saving].clear()  # that checkpoint has gone: nothing of it can be linked
-        writer.write(staged)
+        def ended(error: BaseException | None, linked: bool = False) -> None:
+            saving.under_way -= 1
+            staged.region.release()
+            saving.failure = saving.failure or error
+            if error is None:
+                saving.stored[staged.plan.file] = staged, linked
+
+        saving.under_way += 1
+        try:
+            if saving.failure is not None:
+                ended(saving.failure)
+                return
+            saving.wait_begun()
+            if self._link(saving, staged):
+                ended(None, linked=True)
+                return
+            if self._writer is None:
+                self._writer = ClusterWriter(self._client)
+            self._writer.start(saving.attempt.data, staged, ended)
+        except BaseException as error:
+            ended(error)
+
+    def _link(self, saving: Saving, staged: StagedFile) -> bool:
+        known = self._known.get(saving)
+        if known is None:
+            before = saving.before = saving.find_before()
+            known = self._known[saving] = {} if before is None else dict(known_files(before[1]))
+        file = known.get(key_of(staged))
+        if file is None or saving.before is None:
+            return False
+        target = posixpath.join(saving.attempt.data, staged.plan.file)
+        if link(self._client, posixpath.join(saving.before[0], file), target):
+            return True
+        known.clear()  # that checkpoint has gone: nothing of it can be linked
         return False
 
     def _report(self, saving: Saving) -> None:
+        """Once, when all of its files are stored."""
+        saving.reported = True
         self._known.pop(saving, None)
-        writer = self._writers.pop(saving, None)
         try:
-            if writer is not None:
-                writer.close()
             if saving.failure is None:
+                saving.wait_begun()
+                for file, _, _ in saving.plan.files:
+                    saving.written.add(*saving.stored[file.file])
+                saving.stored.clear()
                 saving.attempt.report(saving.report(saving.written))
         except BaseException as error:
             saving.failure = error
@@ -196,6 +270,8 @@ class Background:
     def _look(self, saving: Saving) -> bool:
         """Whether the save is over, one way or the other."""
         manifest: Manifest | None = None
+        if not saving.reported:
+            self._report(saving)
         if saving.failure is None:
             try:
                 manifest = saving.attempt.try_publish()

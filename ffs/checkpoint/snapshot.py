@@ -6,35 +6,60 @@ written from there. docs/guides/checkpoint.md, Memory.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ffs.checkpoint.looks import Looks
 from ffs.checkpoint.plan import PART_BYTES, FilePlan, Part, files_of, owners
 from ffs.checkpoint.shard import PlacedTensor, ShardPlan, plan_shard
 from ffs.checkpoint.staging import PAGE, Pool, Region
 from ffs.checkpoint.state import is_own
 from ffs.checkpoint.tensors import Bytes, Framework, Source, describe
+from ffs.client.copying import copy_many
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The copies that fill a file, as far as they are of memory as it stands: the number of each tensor, the
+    first byte in it and in the file, and how many. `others`: parts that take more than that."""
+
+    numbers: npt.NDArray[np.int64]
+    at: npt.NDArray[np.uint64]
+    begin: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.uint64]
+    others: tuple[tuple[Part, PlacedTensor], ...]
 
 
 @dataclass(slots=True)
 class StatePlan:
-    """What this rank does of a save. `sources` by the name of the tensor; `declared` has dtype and whole
-    shape of every tensor that this rank knows of, whoever writes it."""
+    """What this rank does of a save. `sources` by the name of the tensor, without it; `declared` has dtype
+    and whole shape of every tensor that this rank knows of, whoever writes it. `tensors` and `pointers` are
+    those of one state; `numbers` says which is which."""
 
-    files: list[tuple[FilePlan, ShardPlan]]
+    files: list[tuple[FilePlan, ShardPlan, Moves]]
     sources: dict[str, Source]
     tied: dict[str, str]
     declared: dict[str, tuple[str, tuple[int, ...]]]
+    numbers: dict[str, int] = field(default_factory=dict)
+    tensors: list[Any] = field(default_factory=list)
+    pointers: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def staged_bytes(self) -> int:
         """Memory that all its files take at once."""
-        return sum(-(-max(1, shard.nbytes) // PAGE) * PAGE for _, shard in self.files)
+        return sum(-(-max(1, shard.nbytes) // PAGE) * PAGE for _, shard, _ in self.files)
+
+    def tensor(self, name: str) -> Any:
+        """The piece of it that this rank holds."""
+        return self.tensors[self.numbers[name]]
 
 
 @dataclass(slots=True)
@@ -56,54 +81,129 @@ class StagedFile:
         return memory
 
     def placed(self) -> Iterator[tuple[Part, PlacedTensor]]:
-        place = {placed.spec.name: placed for placed in self.shard.tensors}
-        for part in self.plan.parts:
-            yield part, place[part.spec.name]
+        return placed_parts(self.plan, self.shard)
+
+
+def placed_parts(file: FilePlan, shard: ShardPlan) -> Iterator[tuple[Part, PlacedTensor]]:
+    place = {placed.spec.name: placed for placed in shard.tensors}
+    for part in file.parts:
+        yield part, place[part.spec.name]
+
+
+class Planner:
+    """Plans of one rank's saves: made once for all states that look the same."""
+
+    def __init__(self, rank: int, world: int, part_bytes: int = PART_BYTES) -> None:
+        self._rank, self._world, self._part_bytes = rank, world, part_bytes
+        self._looks = Looks()
+        self._seen: Hashable = None
+        self._sources: dict[str, Source] = {}
+        self._tied: dict[str, str] = {}
+        self._parts: list[Part] = []
+        self._made: dict[tuple[int, frozenset[str]], StatePlan] = {}
+
+    def plan(
+        self, tensors: Mapping[str, Any], host_bytes: int, still: frozenset[str] = frozenset()
+    ) -> StatePlan:
+        """Which tensors, and which boxes of them, this rank writes: what only it has, its own piece of what
+        is distributed, and its share of what all have. `still`: names of tensors that are expected not to
+        change; small ones of them share files of their own. Raises TypeError or InvalidArgument for an entry
+        that can't be stored, which they name."""
+        seen = self._looks.look(tensors)
+        if seen.key is not self._seen and (seen.key != self._seen or not self._sources):
+            self._describe(tensors)
+            self._seen = seen.key
+            self._made = {}
+        made = self._made.get((host_bytes, still))
+        if made is None:
+            made = self._plan(host_bytes, still, {name: at for at, name in enumerate(tensors)})
+            self._made = {(host_bytes, still): made}
+        return replace(made, tensors=seen.tensors, pointers=seen.pointers)
+
+    def _describe(self, tensors: Mapping[str, Any]) -> None:
+        kept: dict[Hashable, Source] = {}
+        tied: dict[str, str] = {}
+        for name, value in tensors.items():
+            source = describe(name, value)
+            first = kept.setdefault(source.identity, source)
+            if first is not source:
+                tied[name] = first.spec.name
+        plain = [
+            (s.spec.name, s.spec.nbytes) for s in kept.values() if not s.copies and not is_own(s.spec.name)
+        ]
+        owner = owners(plain, self._world)
+        parts = []
+        for source in kept.values():
+            name = source.spec.name
+            # Ranks that hold the same piece take turns.
+            turn = zlib.crc32(name.encode()) % max(1, source.copies)
+            holder = owner.get(name, self._rank) == self._rank
+            if source.copy == turn if source.copies else holder:
+                parts.append(Part(name, source.spec.dtype, source.shape, source.begin, source.spec.shape))
+        self._parts = [part for part in parts if part.nbytes or part.whole]  # a rank may hold nothing of one
+        # Not the tensors: a plan outlives the state that it was made of.
+        self._sources = {s.spec.name: replace(s, tensor=None, direct=is_direct(s)) for s in kept.values()}
+        self._tied = tied
+
+    def _plan(self, host_bytes: int, still: frozenset[str], numbers: dict[str, int]) -> StatePlan:
+        room = max(PAGE, min(self._part_bytes, host_bytes // 4 - 2 * PAGE))
+        declared = {name: (s.spec.dtype, s.shape) for name, s in self._sources.items()}
+        ties: dict[str, dict[str, str]] = {}
+        for alias, first_name in self._tied.items():
+            ties.setdefault(first_name, {})[alias] = first_name
+        files = []
+        for file in files_of(self._parts, self._rank, self._world, room, still):
+            # Loaders of plain safetensors find the further names of a tensor here.
+            aliases = {alias: name for part in file.parts for alias, name in ties.get(part.name, {}).items()}
+            shard = plan_shard((part.spec for part in file.parts), {"format": "pt", **aliases})
+            files.append((file, shard, self._moves(file, shard, numbers)))
+        return StatePlan(files, self._sources, self._tied, declared, numbers)
+
+    def _moves(self, file: FilePlan, shard: ShardPlan, numbers: dict[str, int]) -> Moves:
+        rows, others = [], []
+        for part, placed in placed_parts(file, shard):
+            if not part.nbytes:
+                continue
+            if self._sources[part.name].direct:
+                rows.append((numbers[part.name], part.at, placed.begin, part.nbytes))
+            else:
+                others.append((part, placed))
+        return moves_of(rows, others)
+
+
+def moves_of(
+    rows: Sequence[tuple[int, int, int, int]] = (), others: Sequence[tuple[Part, PlacedTensor]] = ()
+) -> Moves:
+    """`rows`: a copy each, as Moves has them by columns."""
+    columns = np.array(rows, dtype=np.uint64).reshape(-1, 4).T.copy()
+    return Moves(columns[0].astype(np.int64), columns[1], columns[2], columns[3], tuple(others))
 
 
 def plan_state(
     tensors: Mapping[str, Any], rank: int, world: int, host_bytes: int, part_bytes: int = PART_BYTES
 ) -> StatePlan:
-    """Which tensors, and which boxes of them, this rank writes: what only it has, its own piece of what is
-    distributed, and its share of what all have. Raises TypeError or InvalidArgument for an
-    entry that can't be stored, which they name."""
-    kept: dict[Hashable, Source] = {}
-    tied: dict[str, str] = {}
-    for name, value in tensors.items():
-        source = describe(name, value)
-        first = kept.setdefault(source.identity, source)
-        if first is not source:
-            tied[name] = first.spec.name
-    sources = {source.spec.name: source for source in kept.values()}
-    plain = [(name, s.spec.nbytes) for name, s in sources.items() if not s.copies and not is_own(name)]
-    owner = owners(plain, world)
-    parts = []
-    for name, source in sources.items():
-        # Ranks that hold the same piece take turns.
-        turn = zlib.crc32(name.encode()) % max(1, source.copies)
-        mine = source.copy == turn if source.copies else owner.get(name, rank) == rank
-        if mine:
-            parts.append(Part(name, source.spec.dtype, source.shape, source.begin, source.spec.shape))
-    room = max(PAGE, min(part_bytes, host_bytes // 4 - 2 * PAGE))
-    declared = {name: (source.spec.dtype, source.shape) for name, source in sources.items()}
-    parts = [part for part in parts if part.nbytes or part.whole]  # a rank may hold nothing of a tensor
-    ties: dict[str, dict[str, str]] = {}
-    for alias, first_name in tied.items():
-        ties.setdefault(first_name, {})[alias] = first_name
-    files = []
-    for file in files_of(parts, rank, world, room):
-        # Loaders of plain safetensors find the further names of a tensor here.
-        aliases = {alias: name for part in file.parts for alias, name in ties.get(part.name, {}).items()}
-        files.append((file, plan_shard((part.spec for part in file.parts), {"format": "pt", **aliases})))
-    return StatePlan(files, sources, tied, declared)
+    """One plan of one state (Planner.plan)."""
+    return Planner(rank, world, part_bytes).plan(tensors, host_bytes)
+
+
+def is_direct(source: Source) -> bool:
+    """Whether the tensor's memory, as it stands, is its bytes in C order, in host memory."""
+    tensor = source.tensor
+    if source.framework == "numpy":
+        return bool(tensor.flags.c_contiguous) and tensor.dtype.newbyteorder("<") == tensor.dtype
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
 
 
 def halves(plan: StatePlan, guarded: Callable[[Any], bool]) -> tuple[StatePlan, StatePlan]:
     """(what must be copied at once, what may be copied later): a file is later if all that it holds is of
     tensors of which `guarded` says that they don't change meanwhile."""
     later = {
-        file.file: all(guarded(plan.sources[part.name].tensor) for part in file.parts)
-        for file, _ in plan.files
+        file.file: all(guarded(plan.tensor(part.name)) for part in file.parts) for file, _, _ in plan.files
     }
     one = replace(plan, files=[each for each in plan.files if not later[each[0].file]])
     other = replace(plan, files=[each for each in plan.files if later[each[0].file]])
@@ -113,34 +213,59 @@ def halves(plan: StatePlan, guarded: Callable[[Any], bool]) -> tuple[StatePlan, 
 def versions(plan: StatePlan) -> dict[str, int]:
     """How often each tensor of the plan's files was changed in place, as far as torch counts it."""
     found = {}
-    for file, _ in plan.files:
+    for file, _, _ in plan.files:
         for part in file.parts:
-            tensor = plan.sources[part.name].tensor
+            tensor = plan.tensor(part.name)
             if hasattr(tensor, "_version") and not tensor.is_inference():
                 found[part.name] = int(tensor._version)
     return found
 
 
 def stage(
-    plan: StatePlan, pool: Pool, failed: Callable[[], BaseException | None] = lambda: None
+    plan: StatePlan,
+    pool: Pool,
+    failed: Callable[[], BaseException | None] = lambda: None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[StagedFile]:
-    """Copies one file after the other; waits for memory as `Pool.take`. The state must not change until the
-    last one was given out."""
+    """Copies one file after the other; waits for memory as `Pool.take`, after `waiting` was called. The state
+    must not change until the last one was given out."""
     flat = Flat()
-    for file, shard in plan.files:
-        region = pool.take(shard.nbytes, failed)
+    sources: dict[str, Source] = {}  # of parts that take more than a copy
+    for file, shard, moves in plan.files:
+        region = pool.try_take(shard.nbytes)
+        if region is None:
+            waiting()
+            region = pool.take(shard.nbytes, failed)
         try:
             frameworks = {part.name: plan.sources[part.name].framework for part in file.parts}
             staged = StagedFile(file, shard, region, frameworks)
             memory = staged.image()
-            for part, placed in staged.placed():
-                if part.nbytes:
-                    flat.copy(plan.sources[part.name], part, memory[placed.begin : placed.end])
+            base = memory.__array_interface__["data"][0]
+            pieces = np.stack(
+                (moves.begin + np.uint64(base), plan.pointers[moves.numbers] + moves.at, moves.nbytes)
+            )
+            copy_many(pieces.T, copying_threads())
+            for part, placed in moves.others:
+                source = sources.get(part.name)
+                if source is None:  # its parts come one after the other
+                    source = replace(plan.sources[part.name], tensor=plan.tensor(part.name))
+                    sources = {part.name: source}
+                flat.copy(source, part, memory[placed.begin : placed.end])
             del memory
         except BaseException:
             region.release()
             raise
         yield staged
+
+
+@functools.cache
+def copying_threads() -> int:
+    """This process's share of the processors, at most four: they have the memory's bandwidth between them."""
+    ranks_here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    share = len(os.sched_getaffinity(0)) // (
+        int(ranks_here) if ranks_here.isdecimal() and int(ranks_here) else 1
+    )
+    return max(1, min(4, share))
 
 
 class Flat:
@@ -155,11 +280,10 @@ class Flat:
         torch = sys.modules.get("torch")
         stop = part.at + part.nbytes
         if source.framework == "torch" and torch is not None:
-            tensor = source.tensor
+            tensor = source.tensor.detach()
             if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
                 torch.from_numpy(target).copy_(tensor.reshape(-1).view(torch.uint8)[part.at : stop])
                 return
-        if self._of is not source:
+        if self._of is not source or self._bytes is None:
             self._of, self._bytes = source, source.flat()
-        assert self._bytes is not None
         target[:] = self._bytes[part.at : stop]

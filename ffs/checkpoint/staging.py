@@ -53,22 +53,38 @@ class Pool:
     def take(self, nbytes: int, failed: Callable[[], BaseException | None] = lambda: None) -> Region:
         """A region, in turn; waits for earlier ones to be given back. `failed`: asked while waiting; what it
         returns is raised. InvalidArgument: larger than the pool."""
-        size = max(PAGE, -(-nbytes // PAGE) * PAGE)
-        if size > self.nbytes:
-            raise InvalidArgument(f"{size} bytes at once need host_bytes of as much, not {self.nbytes}")
+        size = self._size(nbytes)
         with self._changed:
             while True:
-                if self._closed:
-                    raise InvalidArgument("the memory for saves is closed")
-                begin = self._place(size)
-                if begin is not None:
-                    region = Region(self, begin, size)
-                    self._used.append(region)
+                region = self._try(size)
+                if region is not None:
                     return region
                 error = failed()
                 if error is not None:
                     raise error
                 self._changed.wait(0.2)
+
+    def try_take(self, nbytes: int) -> Region | None:
+        """As `take`; None: it would have to wait."""
+        size = self._size(nbytes)
+        with self._changed:
+            return self._try(size)
+
+    def _size(self, nbytes: int) -> int:
+        size = max(PAGE, -(-nbytes // PAGE) * PAGE)
+        if size > self.nbytes:
+            raise InvalidArgument(f"{size} bytes at once need host_bytes of as much, not {self.nbytes}")
+        return size
+
+    def _try(self, size: int) -> Region | None:
+        if self._closed:
+            raise InvalidArgument("the memory for saves is closed")
+        begin = self._place(size)
+        if begin is None:
+            return None
+        region = Region(self, begin, size)
+        self._used.append(region)
+        return region
 
     def wake(self) -> None:
         """Whoever waits asks `failed` again."""

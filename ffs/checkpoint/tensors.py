@@ -35,6 +35,7 @@ class Source:
     begin: tuple[int, ...]
     copy: int = 0
     copies: int = 0
+    direct: bool = False  # its memory, as it stands, is its bytes
 
     def flat(self) -> Bytes:
         """The tensor's own bytes in C order: a view where its memory is that already, else a copy of
@@ -131,12 +132,18 @@ def placement_of(tensor: Any) -> Placement | None:
     """Of a DTensor; None: a tensor that isn't distributed. InvalidArgument: sums that aren't reduced yet."""
     if type(tensor).__name__ != "DTensor":
         return None
-    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor import Partial, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise InvalidArgument(f"a DTensor of {placements} isn't reduced yet: redistribute it first")
+    if mesh.ndim == 1 and type(placements[0]) is Shard:  # by far the most, and ten times as fast
+        along = placements[0].dim
+        rows = -(-tensor.shape[along] // mesh.size())
+        first = min(mesh.get_coordinate()[0] * rows, tensor.shape[along])
+        begin = tuple(first if d == along else 0 for d in range(tensor.dim()))
+        return Placement(tuple(tensor.shape), begin, 0, 1)
     _, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     copy, copies = 0, 1
     coordinate = mesh.get_coordinate()
@@ -155,7 +162,7 @@ def _flat_numpy(array: npt.NDArray[Any]) -> Bytes:
 
 def _flat_torch(tensor: Any) -> Bytes:
     torch = sys.modules["torch"]
-    whole = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
     flat: Bytes = whole.reshape(-1).view(torch.uint8).numpy()
     return flat
 
@@ -194,11 +201,12 @@ class Destination:
 
     def _into_torch(self, tensor: Any) -> Bytes:
         torch = sys.modules["torch"]
-        tensor = tensor.detach()
         self._check(FROM_TORCH.get(str(tensor.dtype)), tuple(tensor.shape), str(tensor.dtype))
         placed = placement_of(tensor)
         if placed is not None:
-            tensor = tensor.to_local().detach()
+            tensor = tensor.to_local()
+        tensor = tensor.detach()
+        if placed is not None:
             self.begin, self.extent = placed.begin, tuple(tensor.shape)
         direct = tensor.is_contiguous() and tensor.device.type == "cpu" and tensor.layout is torch.strided
         if direct and not tensor.is_conj() and not tensor.is_neg():

@@ -217,9 +217,10 @@ def test_a_write_that_fails_is_raised_and_nothing_is_visible(
     def wait(self: Ior, least: int = 1, timeout: float | None = None) -> list[Completion]:
         nonlocal calls
         done = original(self, least, timeout)
-        if calls == when:
-            done = [done[0]._replace(error=errors.NoSpace("no space left on the device")), *done[1:]]
-        calls += 1
+        if calls <= when < calls + len(done):
+            failed = done[when - calls]._replace(error=errors.NoSpace("no space left on the device"))
+            done[when - calls] = failed
+        calls += len(done)
         return done
 
     monkeypatch.setattr(Ior, "wait", wait)

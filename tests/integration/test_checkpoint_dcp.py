@@ -100,7 +100,7 @@ def test_a_failed_write_leaves_nothing(client: Client, home: str, monkeypatch: p
     """C3."""
     from ffs.checkpoint import persist
 
-    def write(self: persist.ClusterWriter, staged: Any) -> None:
+    def write(self: persist.ClusterWriter, directory: str, staged: Any) -> None:
         raise errors.NoSpace("no space left on the device")
 
     monkeypatch.setattr(persist.ClusterWriter, "write", write)

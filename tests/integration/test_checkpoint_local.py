@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from ffs import checkpoint, errors
-from ffs.checkpoint import persist, scratch
+from ffs.checkpoint import scratch
+from ffs.checkpoint.commit import Attempt
 from ffs.checkpoint.load import Goal, held, read_goals
 from ffs.checkpoint.near import near_files
+from ffs.checkpoint.report import RankReport
 from ffs.client.client import Client
 
 loading = importlib.import_module("ffs.checkpoint.load")  # `checkpoint.load` is the function
@@ -221,20 +223,19 @@ def test_a_save_that_fails_in_the_cluster_can_be_whole_here(
     manager = managers(host_bytes=64 << 20)
     manager.save(1, state(1), block=True)
 
-    original = persist.ClusterWriter.close
+    original = Attempt.report
 
-    def close(self: persist.ClusterWriter) -> None:
-        original(self)
+    def report(self: Attempt, report: RankReport) -> None:
         raise errors.NoSpace("no space left on the device")
 
-    monkeypatch.setattr(persist.ClusterWriter, "close", close)
+    monkeypatch.setattr(Attempt, "report", report)
     handle = manager.save(2, state(2))
     assert handle.local.result(60)
     with pytest.raises(errors.NoSpace):
         handle.wait()
     with pytest.raises(errors.NoSpace):
         manager.wait()
-    monkeypatch.setattr(persist.ClusterWriter, "close", original)
+    monkeypatch.setattr(Attempt, "report", original)
     assert manager.local_steps() == [1, 2]
     assert manager.latest() == 1
     same(state(1), manager.load())

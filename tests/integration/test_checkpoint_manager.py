@@ -107,13 +107,13 @@ def test_what_changes_right_after_save_isnt_saved(manager: checkpoint.Manager) -
 def slow_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Writes wait for this event."""
     go = threading.Event()
-    original = persist.ClusterWriter.write
+    original = persist.ClusterWriter.start
 
-    def write(self: persist.ClusterWriter, staged: Any) -> None:
+    def start(self: persist.ClusterWriter, directory: str, staged: Any, done: persist.Done) -> None:
         assert go.wait(30)
-        original(self, staged)
+        original(self, directory, staged, done)
 
-    monkeypatch.setattr(persist.ClusterWriter, "write", write)
+    monkeypatch.setattr(persist.ClusterWriter, "start", start)
     return go
 
 
@@ -243,10 +243,10 @@ def test_a_failed_save_is_raised_once_more_and_the_next_one_works(
 ) -> None:
     """C3, C10."""
 
-    def write(self: persist.ClusterWriter, staged: Any) -> None:
+    def start(self: persist.ClusterWriter, directory: str, staged: Any, done: persist.Done) -> None:
         raise errors.NoSpace("no space left on the device")
 
-    monkeypatch.setattr(persist.ClusterWriter, "write", write)
+    monkeypatch.setattr(persist.ClusterWriter, "start", start)
     handle = manager.save(1, {"w": torch.ones(10)})
     with pytest.raises(errors.NoSpace):
         handle.wait()
@@ -302,14 +302,14 @@ def test_one_rank_that_fails_fails_all_and_leaves_the_last_one(
     for handle in [each.save(1, state) for each in managers]:
         handle.wait(60)
     state = {"a": torch.zeros(100), "b": torch.zeros(200)}
-    original = persist.ClusterWriter.write
+    original = persist.ClusterWriter.start
 
-    def write(self: persist.ClusterWriter, staged: Any) -> None:
+    def start(self: persist.ClusterWriter, directory: str, staged: Any, done: persist.Done) -> None:
         if staged.plan.file.endswith(".r1.safetensors"):
             raise errors.NoSpace("no space left on the device")
-        original(self, staged)
+        original(self, directory, staged, done)
 
-    monkeypatch.setattr(persist.ClusterWriter, "write", write)
+    monkeypatch.setattr(persist.ClusterWriter, "start", start)
     handles = [each.save(2, state) for each in managers]
     with pytest.raises(errors.NoSpace):
         handles[1].wait(60)

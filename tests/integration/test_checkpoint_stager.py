@@ -50,9 +50,9 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     go = threading.Event()
     original = persist.ClusterWriter.write
 
-    def write(self: persist.ClusterWriter, staged: Any) -> None:
+    def write(self: persist.ClusterWriter, directory: str, staged: Any) -> None:
         assert go.wait(60)
-        original(self, staged)
+        original(self, directory, staged)
 
     monkeypatch.setattr(persist.ClusterWriter, "write", write)
     return go
