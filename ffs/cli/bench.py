@@ -1,5 +1,5 @@
-"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`, `kv`, `peers`: speed as a ratio to the raw device,
-store, FUSE mount or peer in the same run (docs/guides/bench.md)."""
+"""`ffs bench io`, `fuse`, `engine`, `recovery`, `meta`, `kv`, `ckpt`, `peers`: speed as a ratio to the raw
+device, store, FUSE mount or peer in the same run (docs/guides/bench.md)."""
 
 from __future__ import annotations
 
@@ -111,6 +111,17 @@ def add_commands(commands: Commands) -> None:
     )
     names.add_argument("--small-files", type=count_argument, default=1000, help=argparse.SUPPRESS)
     names.add_argument("--kill-ms", type=count_argument, default=4000, help=argparse.SUPPRESS)
+
+    words = "checkpoints of several ranks against plain copies, the device and torch's own"
+    states = command(what, "ckpt", stopping_cleanly(run_ckpt), words, json_option=True)
+    states.add_argument("--dir", type=Path, help="on which file system (default: below /var/tmp)")
+    states.add_argument(
+        "--only", action="append", metavar="PATTERN", help="cases whose names match; may be repeated"
+    )
+    states.add_argument("--slices", type=count_argument, default=5, help="rounds of each (default: 5)")
+    states.add_argument("--size", default="1G", help="of the state, all ranks together (default: 1G)")
+    states.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    states.add_argument("--ranks", type=count_argument, default=4, help=argparse.SUPPRESS)
 
 
 def _usage(parser: argparse.ArgumentParser) -> int:
@@ -279,6 +290,20 @@ def run_meta(args: argparse.Namespace) -> int:
         )
 
     return _run(args, NAMES, suite)
+
+
+def run_ckpt(args: argparse.Namespace) -> int:
+    from ffs.cli.benchmark.ckpt import Suite
+    from ffs.cli.benchmark.ckpt_cases import select
+    from ffs.cli.demo import find_model
+    from ffs.cli.text import parse_bytes
+
+    cases = select(args.only or ())
+    model, size = args.model or find_model(), parse_bytes(args.size)
+    found = _print(
+        args, lambda scratch: Suite(scratch, model, size, args.slices, args.ranks).run(cases, _say)
+    )
+    return 0 if all(result.ok for result in found) else 1
 
 
 class _Suite(Protocol):

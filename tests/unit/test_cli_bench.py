@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ffs.cli.benchmark import engine_cases, fuse, io_matrix, recovery, suite
+from ffs.cli.benchmark import ckpt_cases, engine_cases, fuse, io_matrix, recovery, suite
 from ffs.cli.benchmark.cost import cpu_ns, meter
 from ffs.cli.benchmark.protocol import Round, Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result, json_line, people_table
@@ -93,6 +93,7 @@ def test_the_guide_has_a_row_for_every_case() -> None:
         *io_matrix.GOALS,
         *suite.META_NAMES,
         *recovery.NAMES,
+        *ckpt_cases.NAMES,
         *engine,
         *engine_cases.START_UP,
     ):
