@@ -56,6 +56,7 @@ void ChunkStore::Impl::fill_pending(const Pending& pending, PendingInfo* info) c
   info->chain = pending.chain;
   info->space_epoch = pending.space_epoch;
   info->durable = pending.durable;
+  info->arriving = pending.arriving;
   info->checksums = {state->index.sums.at(pending.image.sums, granules), granules};
 }
 
@@ -105,6 +106,9 @@ Status ChunkStore::commit(TargetId target, const ChunkKey& key, const Version& v
   Image* image = chunk != 0 ? s.state->find_image(chunk, version) : nullptr;
   if (image == nullptr) return Error::of(ENOENT, "a commit of a version that isn't pending");
   if (s.poisoned) return Error::of(EIO, "the store is poisoned by a failed journal write: restart it");
+  const Pending* pending = s.state->find_pending(chunk, version);
+  if (pending != nullptr && pending->arriving)
+    return Error::of(EBUSY, "a commit of a version whose data is still being written");
   if (op != nullptr) op->store_kind = kPlainOp;
   if (image == &s.state->index[chunk].image) {
     if (op != nullptr) s.when_durable(op);

@@ -94,6 +94,7 @@ struct PendingInfo {
   ChainId chain;
   uint64_t space_epoch = 0;
   bool durable = false;                 // its StageOp has completed
+  bool arriving = false;                // its data isn't on the device: it can't be read or committed yet
   std::span<const uint32_t> checksums;  // like ChunkInfo's
 };
 
@@ -245,6 +246,7 @@ struct StageOp : StoreOp {
     bool base_is_removal = false;
     bool refused = false;  // by refuse(), before its record was queued
     bool dropped = false;  // with its target's pendings, or its target
+    bool beside = false;   // its record is queued, its data is on the way
     uint8_t mode = 0;      // what goes through the queue of a chunk: update, install, erase
     uint64_t ticket = 0;   // in the order of the calls
     Version only_over;     // install
@@ -260,6 +262,7 @@ struct StageOp : StoreOp {
     uint64_t room_block = 0;
     uint8_t in_flight = 0;
     uint16_t target_index = 0;
+    uint64_t record_block = 0;  // beside: where the record is
     uint64_t place = 0;
     uint64_t base_place = 0;    // referenced until the end
     uint32_t base_overlay = 0;  // referenced until the end
@@ -374,6 +377,7 @@ struct OpenOptions {
   uint32_t granule_sums = 64 * 1024;         // granules whose checksums are kept by block; 80 bytes each
   uint32_t release_step_chunks = 128;        // of release_target(), in one pass: well under a millisecond
   uint64_t write_ahead_bytes = 256 * 1024;   // of data, whose records don't wait for the flush under way
+  bool records_beside_data = true;           // else after it, as on sparse files always
   uint64_t patient_flush_bytes = 16u << 20;  // of data that recovery has put in: it is flushed together
   uint64_t discard_delay_us = 500'000;       // freed slabs wait so long for their neighbours
   bool compact_eagerly = false;              // for tests: empties whatever slab it can, however much is free
@@ -385,6 +389,7 @@ struct OpenOptions {
 struct Mutants {
   bool acknowledge_without_flush = false;
   bool acknowledge_with_earlier_flush = false;
+  bool flush_before_data = false;
   bool replay_without_verification = false;
   bool reuse_slot_before_flush = false;
   bool discard_before_flush = false;
@@ -440,15 +445,16 @@ class ChunkStore {
 
   // --- updates.
   // Completes when data and record are durable. The pending version is visible to lookup from
-  // the moment its record is queued (durable == false until then). ENOSPC and the other refusals
-  // leave nothing behind; the caller tells the retry table by `refuse`. Updates of one chunk
-  // take effect in the order of the calls. Also sets the retry entry: pending (done if commit_now).
+  // the moment its record is queued (durable == false until then; while `arriving`, reads of it end with
+  // ENOENT). A data write that fails after that poisons the store (docs/disk_format.md, Journal). ENOSPC and
+  // the other refusals leave nothing behind; the caller tells the retry table by `refuse`. Updates of one
+  // chunk take effect in the order of the calls. Also sets the retry entry: pending (done if commit_now).
   void stage(StageOp* op);
 
   // Makes a pending version the committed one (versions below it are committed with it: their
   // retry entries become done). Takes effect in memory at once; its record goes with the next
   // group. `op` (may be null) completes when it is durable. ENOENT if the version isn't pending
-  // and isn't the committed one (committing twice is allowed).
+  // and isn't the committed one (committing twice is allowed), EBUSY while it is arriving.
   Status commit(TargetId target, const ChunkKey& key, const Version& version, StoreOp* op = nullptr);
 
   // Drops a pending version if it is there, journals the refusal and sets the retry entry to

@@ -83,6 +83,7 @@ struct Pending {
   uint32_t write_offset = 0;
   uint32_t write_length = 0;
   bool durable = false;
+  bool arriving = false;  // its data is still being written; always the newest of its chunk
 };
 
 // What only a chunk with activity has.

@@ -1,5 +1,6 @@
 #include "engine/journal.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -44,6 +45,18 @@ void Journal::new_block() {
   gathered_bytes_ += kBlock;
 }
 
+// What is written is small as a rule; a block of the largest size isn't kept for it until it is flushed.
+void Journal::shrink(Block& block, uint32_t length) {
+  constexpr uint32_t kSmall = 32 * 1024;
+  if (length > kSmall) return;
+  uint8_t* memory = config_.scratch->allocate(length);
+  if (memory == nullptr) return;
+  std::memcpy(memory, block.memory, length);
+  release(block);
+  block.memory = memory;
+  block.pooled = true;
+}
+
 void Journal::release(Block& block) {
   if (block.pooled) {
     config_.scratch->release(block.memory);
@@ -64,6 +77,30 @@ Writer Journal::append(size_t bytes) {
   return Writer(at, bytes);
 }
 
+Journal::Block* Journal::find(uint64_t sequence) {
+  if (!on_way_.empty() && sequence <= last_taken_) {
+    const uint64_t first = on_way_.front().sequence;
+    return sequence >= first ? &on_way_[sequence - first] : nullptr;
+  }
+  if (gathering_.empty() || sequence <= last_taken_) return nullptr;
+  return &gathering_[sequence - gathering_.front().sequence];
+}
+
+void Journal::expect_data() {
+  FFS_CHECK(!gathering_.empty() && gathering_.back().records > 0);
+  gathering_.back().data++;
+  gathering_.back().had_data = true;
+}
+
+void Journal::data_arrived(uint64_t sequence) {
+  if (failed_) return;
+  Block* block = find(sequence);
+  if (flush_before_data && block == nullptr) return;
+  FFS_CHECK(block != nullptr && block->data > 0);
+  block->data--;
+  begin_sync();
+}
+
 JournalPosition Journal::begin_snapshot() {
   // Left empty, the block is not written until a record comes.
   if (gathering_.empty() || gathering_.back().records > 0) new_block();
@@ -80,8 +117,13 @@ JournalPosition Journal::snapshot_position() const {
   return {head_, gathering_.front().sequence, gathering_.front().first_record};
 }
 
+// Records with data always find room: their owner sees to that. (A snapshot goes by this: what it shows of
+// them must be flushed.)
 bool Journal::stuck() const {
   uint64_t offset, padding;
+  for (const Block& block : gathering_) {
+    if (block.had_data) return false;
+  }
   return !busy() && anything_gathered() && !place(gathering_.front(), &offset, &padding);
 }
 
@@ -114,26 +156,23 @@ void Journal::write_padding(uint64_t offset, uint64_t bytes, uint64_t sequence, 
   header.incarnation = config_.incarnation;
   header.flags = kBlockIsPadding;
   seal_block(padding_block_, header);
-  start_write(padding_block_, offset, kBlock);
+  padding_in_flight_ = true;
+  start_write(sequence, padding_block_, offset, kBlock);
 }
 
 void Journal::kick(bool even_if_empty) {
-  if (pending_ || writes_in_flight_ > 0 || failed_) return;
-  bool padded = false;  // one padding block a group: there is one buffer for it
+  if (failed_) return;
   size_t taken = 0;
   for (; taken < gathering_.size(); taken++) {
     Block& block = gathering_[taken];
     if (block.records == 0) break;  // begun by a snapshot; always the last
     uint64_t offset, padding;
-    if (!place(block, &offset, &padding) || (padding != 0 && padded)) break;
-    pending_ = true;
+    if (!place(block, &offset, &padding) || (padding != 0 && padding_in_flight_)) break;
     if (block.sequence == snapshot_block_) {
       snapshot_offset_ = head_;
       snapshot_placed_ = true;
     }
-    if (padding != 0) write_padding(head_, padding, block.sequence, block.first_record);
-    padded |= padding != 0;
-    auto length = static_cast<uint32_t>(round_up(block.used, kBlock));
+    const auto length = static_cast<uint32_t>(round_up(block.used, kBlock));
     std::memset(block.memory + block.used, 0, length - block.used);
     BlockHeader header{};
     header.magic = kJournalMagic;
@@ -146,23 +185,26 @@ void Journal::kick(bool even_if_empty) {
     header.record_count = block.records;
     header.incarnation = config_.incarnation;
     seal_block(block.memory, header);
-    start_write(block.memory, offset, length);
+    shrink(block, length);
+    block.writes = padding != 0 ? 2 : 1;
+    on_way_.push_back(block);
+    if (padding != 0) write_padding(head_, padding, block.sequence, block.first_record);
+    start_write(block.sequence, block.memory, offset, length);
     head_ = (offset + length) % config_.region_bytes;
     last_taken_ = block.sequence;
     gathered_bytes_ -= length;
     blocks_written++;
     bytes_written += length;
-    writing_.push_back(block);
   }
   gathering_.erase(gathering_.begin(), gathering_.begin() + static_cast<ptrdiff_t>(taken));
   if (taken > 0 && syncing_) groups_ahead++;
-  if (taken == 0 && even_if_empty) {
-    pending_ = true;
+  if (even_if_empty && on_way_.size() == flushing_) {
+    flush_wanted_ = true;
     begin_sync();
   }
 }
 
-void Journal::start_write(uint8_t* memory, uint64_t offset, uint32_t length) {
+void Journal::start_write(uint64_t block, uint8_t* memory, uint64_t offset, uint32_t length) {
   Write* write;
   if (free_writes_.empty()) {
     write = new Write;
@@ -173,65 +215,85 @@ void Journal::start_write(uint8_t* memory, uint64_t offset, uint32_t length) {
     write = free_writes_.back();
     free_writes_.pop_back();
   }
+  write->block = block;
   writes_in_flight_++;
   io::Region region = config_.scratch->region_of(memory);
   config_.io->write(&write->op, config_.file, config_.region_offset + offset, memory, length, region);
 }
 
 void Journal::write_done(io::Op* op) {
-  free_writes_.push_back(static_cast<Write*>(op->owner));
-  if (op->result < 0 && write_error_ == 0) write_error_ = -op->result;
-  if (--writes_in_flight_ > 0) return;
-  if (failed_) {
-    drop(writing_);  // by the flush before
-  } else if (write_error_ != 0) {
-    fail(write_error_);
-  } else {
-    begin_sync();
-    if (may_write_ahead()) config_.owner->journal_written();
-  }
+  auto write = static_cast<Write*>(op->owner);
+  free_writes_.push_back(write);
+  writes_in_flight_--;
+  if (op->memory == padding_block_) padding_in_flight_ = false;
+  if (failed_) return drop_if_failed();
+  if (op->result < 0) return fail(-op->result);
+  Block* block = find(write->block);
+  FFS_CHECK(block != nullptr && block->writes > 0);
+  block->writes--;
+  begin_sync();
 }
 
-// If there is a group that is written and none is being flushed.
+// From the front: what a flush that begins now would make durable.
+size_t Journal::complete_blocks() const {
+  size_t complete = 0;
+  for (; complete < on_way_.size(); complete++) {
+    const Block& block = on_way_[complete];
+    if (block.writes > 0 || (block.data > 0 && !flush_before_data)) break;
+  }
+  return complete;
+}
+
+// If there is something to flush and nothing is being flushed.
 void Journal::begin_sync() {
-  if (!pending_ || syncing_ || writes_in_flight_ > 0) return;
-  pending_ = false;
+  if (syncing_ || failed_) return;
+  const size_t complete = complete_blocks();
+  if (complete == 0 && !(flush_wanted_ && on_way_.empty())) return;
+  flush_wanted_ = false;
   syncing_ = true;
-  flushing_.swap(writing_);
-  sync_block_ = last_taken_;
+  flushing_ = complete;
+  sync_block_ = complete > 0 ? on_way_[complete - 1].sequence : flushed_;
   syncs_started_++;
   if (!config_.flush || acknowledge_without_flush) {
     config_.io->defer(&sync_op_, 0);
-    return;
+  } else {
+    flushes++;
+    config_.io->datasync(&sync_op_, config_.file);
   }
-  flushes++;
-  config_.io->datasync(&sync_op_, config_.file);
+  config_.owner->journal_written();
 }
 
 void Journal::sync_done(int32_t result) {
-  drop(flushing_);
   syncing_ = false;
-  if (failed_) return;  // a write of the group behind it
-  if (result < 0) {
-    fail(-result);
-    return;
+  if (failed_) return drop_if_failed();  // meanwhile
+  if (result < 0) return fail(-result);
+  for (; flushing_ > 0; flushing_--) {
+    release(on_way_.front());
+    on_way_.pop_front();
   }
-  flushed_ = sync_block_;
+  flushed_ = std::max(flushed_, sync_block_);
   if (acknowledge_with_earlier_flush) flushed_ = last_taken_;
   const uint64_t sync = syncs_started_;
   begin_sync();  // before what the owner starts now, so as not to stand behind it in the device
   config_.owner->journal_flushed(flushed_, sync);
 }
 
-void Journal::drop(std::vector<Block>& blocks) {
-  for (Block& block : blocks) release(block);
-  blocks.clear();
+// What is being written stays until it is.
+void Journal::drop_if_failed() {
+  if (!failed_ || writes_in_flight_ > 0) return;
+  for (Block& block : on_way_) release(block);
+  on_way_.clear();
+  flushing_ = 0;
+}
+
+void Journal::stop() {
+  failed_ = true;
+  flush_wanted_ = false;
+  drop_if_failed();
 }
 
 void Journal::fail(int error) {
-  if (writes_in_flight_ == 0) drop(writing_);  // else when they have ended
-  pending_ = false;
-  failed_ = true;
+  stop();
   config_.owner->journal_failed(error);
 }
 

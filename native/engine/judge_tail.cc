@@ -1,5 +1,7 @@
 // The unflushed tail of the journal: which of its records stay (docs/disk_format.md, Journal).
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -139,7 +141,17 @@ Result<bool> Recovery::granules_are_right(const Image& image, const Granules& gr
     uint32_t sum = 0;
     if (stored_to > from) {
       auto bytes = static_cast<uint32_t>(round_up(stored_to - from, kBlock));
-      FFS_TRY_STATUS(s_.read_now(image.place * kBlock + from, memory.get(), bytes));
+      // A bad place on the device, which may be why its write failed, is no reason to refuse the rest.
+      const uint64_t at = image.place * kBlock + from;
+      const Status read = s_.read_now(at, memory.get(), bytes);
+      if (!read.ok() && read.error().code != EIO) return read.error();
+      if (!read.ok()) {
+        std::fprintf(stderr,
+                     "ffs: engine: %u bytes at byte %llu of the device, which a record of the journal's last "
+                     "group tells of, can't be read: taken as not written\n",
+                     bytes, number_of(at));
+        return false;
+      }
       s_.patch(image.overlay, from, from + bytes, memory.get());
       sum = crc32c(memory.get(), stored_to - from);
     }

@@ -89,6 +89,7 @@ const Image* ChunkStore::Impl::choose_image(const ReadOp& op, uint32_t chunk, bo
   bool enough = op.exact_version ? committed.version == op.at_least : committed.version >= op.at_least;
   if (enough) return &committed;
   const Pending* found = state->find_pending(chunk, op.at_least);
+  if (found != nullptr && found->arriving) found = nullptr;
   *pending = found != nullptr;
   return found != nullptr ? &found->image : nullptr;
 }

@@ -342,6 +342,9 @@ Status ChunkStore::Impl::recover() {
   journal = std::make_unique<Journal>(config, tail, recovery.head());
   journal->acknowledge_without_flush = mutants.acknowledge_without_flush;
   journal->acknowledge_with_earlier_flush = mutants.acknowledge_with_earlier_flush;
+  journal->flush_before_data = mutants.flush_before_data;
+  // Of a sparse file the room may run out at any write of data. That is an answer there, not a failure.
+  records_beside = options.records_beside_data && !device.sparse;
   journal_found_bytes = journal->used_bytes();
   replaying = false;
   // No later replay may meet what was dropped; and there must be room to write.

@@ -19,7 +19,7 @@ void reset(StageOp* op) {
   p.path = 0;
   p.place_class = kNoClass;
   p.crowded = false;
-  p.new_place = p.verify_span = p.known_sums = p.holds_base = p.reading = false;
+  p.new_place = p.verify_span = p.known_sums = p.holds_base = p.reading = p.beside = false;
   p.in_flight = 0;
   p.place = p.base_place = 0;
   p.base_overlay = p.base_stored = p.base_length = p.stored = p.new_length = 0;
@@ -371,91 +371,6 @@ void ChunkStore::Impl::plan_span(StageOp* op) {
     p.known_sums = sums_are_known(*op);
     if (!p.known_sums) p.span_from = first, p.span_to = last, p.verify_span = true;
   }
-}
-
-// ------------------------------------------------------------------------------ the record
-
-// The version as its record will have it.
-Image ChunkStore::Impl::image_of(StageOp* op, const Image* base) const {
-  auto& p = op->p;
-  Image image;
-  image.version = op->version;
-  image.place = p.place;
-  image.place_class = p.place == 0 ? 0 : p.place_class;
-  image.stored = p.stored;
-  image.logical = p.new_length;
-  image.kind_number = static_cast<uint8_t>(op->kind);
-  Attributes attributes = op->keep_attributes && base != nullptr ? base->attributes() : op->attributes;
-  if (op->kind == UpdateKind::replace) attributes.codec = op->attributes.codec;
-  image.set_attributes(attributes);
-  if (op->kind == UpdateKind::remove) image.codec = 0;
-  if (p.path == kRebuild || p.path == kFresh) p.first_changed = 0, p.end_changed = image.granules();
-  return image;
-}
-
-void ChunkStore::Impl::prepared(StageOp* op) {
-  auto& p = op->p;
-  if (p.dropped && !poisoned) return end_dropped(op);
-  if (p.mode == kInstallMode && !poisoned) return install_prepared(op);
-  uint32_t chunk = state->index.find(p.target_index, op->key);
-  const Image* base = chunk != 0 ? state->find_image(chunk, op->base) : nullptr;
-  if (poisoned) {
-    abandon(op, EIO, "the store is poisoned by a failed journal write: restart it");
-    return;
-  }
-  if (op->p.refused) {
-    abandon(op, ESTALE, "the update was refused meanwhile");
-    return;
-  }
-  Version named;
-  if (!settle_base(*op, &named)) {
-    abandon(op, ESTALE, "the base version was dropped meanwhile");
-    return;
-  }
-  if (chunk == 0 && op->kind != UpdateKind::remove && state->index.size() >= super.max_chunks) {
-    abandon(op, ENOSPC, "the device has its max_chunks");
-    return;
-  }
-  StageRecord record{};
-  record.key = op->key;
-  record.base = named;
-  record.image = to_disk(image_of(op, base));
-  record.client = op->identity.client.value;
-  record.sequence = op->identity.sequence;
-  record.channel = op->identity.channel;
-  record.chain = op->chain.value;
-  record.space_epoch = op->space_epoch;
-  record.write_offset = write_offset(*op);
-  record.write_length = data_bytes(*op);
-  record.first_changed = static_cast<uint16_t>(p.first_changed);
-  record.changed_granules = static_cast<uint16_t>(p.end_changed - p.first_changed);
-  record.flags = op->commit_now ? kStageCommitNow : 0;
-  record.overlay_count = p.overlay != nullptr ? 1 : 0;
-  std::span<const uint32_t> sums(p.sums + p.first_changed, record.changed_granules);
-  OverlayView overlay{p.overlay_block, p.overlay_blocks, p.overlay};
-  std::span<const OverlayView> overlays(&overlay, record.overlay_count);
-
-  Writer writer = journal->append(stage_bytes(record.changed_granules, overlays));
-  encode_stage(writer, RecordType::stage, p.target_index, record, sums, overlays);
-  FFS_CHECK(writer.ok() && writer.left() == 0);
-  p.overlay = nullptr;  // the state's now
-  name_place(op);
-  const char* contradiction = state->stage(p.target_index, record, sums, overlays);
-  FFS_CHECK(contradiction == nullptr);
-
-  counters.staged++;
-  if (p.path == kFresh) counters.fresh++;
-  if (p.path == kAppend) counters.in_place++;
-  if (p.path == kFresh || p.path == kAppend) remember_written(op);
-  if (p.path == kDeferred) counters.deferred++;
-  if (op->commit_now) {
-    counters.committed++;
-    chunk = state->index.find(p.target_index, op->key);
-    if (chunk != 0) queue_apply(chunk);
-  }
-  release_stage(op);
-  leave_busy(op);
-  when_durable(op);
 }
 
 // ------------------------------------------------------------------------------ the end

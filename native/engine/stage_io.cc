@@ -25,7 +25,7 @@ void ChunkStore::Impl::begin_io(StageOp* op) {
       break;
     case kFresh:
       sum_write(op, 0, kMaxChunkBytes);
-      start_data_writes(op);
+      if (!goes_beside(*op) || record_beside(op)) start_data_writes(op);
       break;
     case kRebuild:
       counters.rebuilds++;
@@ -60,6 +60,7 @@ void ChunkStore::Impl::stage_io_done(StageOp* op, int32_t result) {
     op->what = "the device failed";
   }
   if (--p.in_flight > 0) return;
+  if (p.beside) return data_written(op, op->error);
   if (op->error != 0) {
     abandon(op, op->error, op->what);
     return;
@@ -95,7 +96,7 @@ void ChunkStore::Impl::span_ready(StageOp* op) {
   build_overlay(op);
   sum_write(op, 0, kMaxChunkBytes);
   if (p.path == kAppend) {
-    start_data_writes(op);
+    if (!goes_beside(*op) || record_beside(op)) start_data_writes(op);
   } else {
     prepared(op);
   }

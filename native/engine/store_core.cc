@@ -37,10 +37,16 @@ static bool is_patient(const StoreOp* op) {
 }
 
 void ChunkStore::Impl::when_durable(StoreOp* op) {
+  when_durable(op, journal->last_block());
+}
+
+// Once the journal up to this block is flushed, which may have been written already.
+void ChunkStore::Impl::when_durable(StoreOp* op, uint64_t block) {
   if (is_patient(op)) {
     schedule_pump();
   } else {
-    want_flush();
+    // What is on its way is flushed without being asked for; one flush more would be for nobody.
+    if (block > journal->taken_block() || block <= journal->flushed_block()) want_flush();
     impatient_waiters += op != nullptr ? 1 : 0;
   }
   if (op == nullptr) return;
@@ -49,8 +55,8 @@ void ChunkStore::Impl::when_durable(StoreOp* op) {
     fail_later(op, EIO, "the store is poisoned by a failed journal write: restart it");
     return;
   }
-  op->wait_block = journal->last_block();
-  durable_waiters.push(op);
+  op->wait_block = block;
+  durable_waiters.push_by_block(op);
 }
 
 StoreOp* ChunkStore::Impl::next_durable() {
@@ -96,7 +102,8 @@ void ChunkStore::Impl::pump() {
   // Before what goes into slots: it would wait behind that in the device. While a flush is under way records
   // of small updates gather; those of large ones go on, so that the device has something to do.
   flush_wanted |= patience_is_over();
-  const bool ahead = journal->may_write_ahead() && gathered_data_bytes >= options.write_ahead_bytes;
+  const bool ahead =
+      gathered_data_bytes >= options.write_ahead_bytes && (records_beside || journal->only_flushes());
   if (flush_wanted && (!journal->busy() || ahead) && !poisoned) {
     flush_wanted = false;
     gathered_data_bytes = 0;
@@ -141,8 +148,8 @@ void ChunkStore::Impl::journal_flushed(uint64_t block, uint64_t sync) {
   schedule_pump();
 }
 
-// Records that came while it was being written wait for nothing else, and nothing else may happen until the
-// flush is over: the device would stand still meanwhile.
+// Records that came while others were being written wait for nothing else, and nothing else may happen until
+// the flush is over: the device would stand still meanwhile.
 void ChunkStore::Impl::journal_written() {
   if (flush_wanted) schedule_pump();
 }
@@ -154,8 +161,7 @@ void ChunkStore::Impl::journal_failed(int error) {
 void ChunkStore::Impl::poison(int error) {
   if (!poisoned) {
     std::fprintf(
-        stderr,
-        "ffs: engine: journal write or flush failed (%s): the device refuses all updates until a restart\n",
+        stderr, "ffs: engine: a write or flush failed (%s): the device refuses all updates until a restart\n",
         std::strerror(error));
   }
   poisoned = true;

@@ -2,7 +2,7 @@
 //   store_open.cc   opening, closing                    store_format.cc making a store, identities
 //   format_device.cc files and block devices made ready, grown
 //   load_snapshot.cc, replay.cc, judge_tail.cc, replay_apply.cc: recovery
-//                    stage.cc, stage_io.cc   updates
+//                    stage.cc, stage_io.cc, stage_record.cc   updates
 //   read.cc         reads                               apply.cc         overlays into their slots
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
 //   install.cc      whole versions put in and taken out  release.cc      targets emptied
@@ -56,6 +56,15 @@ struct OpList {
     op->next = nullptr;
     (tail != nullptr ? tail->next : head) = op;
     tail = op;
+    count++;
+  }
+  // In the order of wait_block; almost always at the end.
+  void push_by_block(StoreOp* op) {
+    if (tail == nullptr || tail->wait_block <= op->wait_block) return push(op);
+    StoreOp** at = &head;
+    while ((*at)->wait_block <= op->wait_block) at = &(*at)->next;
+    op->next = *at;
+    *at = op;
     count++;
   }
   StoreOp* pop() {
@@ -118,8 +127,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void fail_later(StoreOp* op, int error, const char* what);
   void finish(StoreOp* op, int error, const char* what);
   void when_durable(StoreOp* op);  // completes with the records appended so far; null: nobody waits
-  bool table_room(StoreOp* op);    // false: the op fails with ENOSPC
-  StoreOp* next_durable();         // of durable_waiters
+  void when_durable(StoreOp* op, uint64_t block);
+  bool table_room(StoreOp* op);  // false: the op fails with ENOSPC
+  StoreOp* next_durable();       // of durable_waiters
   bool patience_is_over() const;
   void want_flush();
   void schedule_pump();  // runs pump() in the next pass: waiting ops, applications, the journal
@@ -191,6 +201,11 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void stage_io_done(StageOp* op, int32_t result);
   Image image_of(StageOp* op, const Image* base) const;
   void prepared(StageOp* op);
+  bool still_stands(StageOp* op);
+  void record_version(StageOp* op);
+  bool goes_beside(const StageOp& op) const;
+  bool record_beside(StageOp* op);
+  void data_written(StageOp* op, int error);
   void abandon(StageOp* op, int error, const char* what);
   void release_stage(StageOp* op);
   void leave_busy(StageOp* op);
@@ -414,6 +429,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool poisoned = false;
   bool closing = false;
   bool replaying = true;
+  bool records_beside = false;
   bool applied_now = false;         // recovery has written overlays
   uint64_t heap_overlay_bytes = 0;  // of overlays made by replay
   bool flush_wanted = false;

@@ -223,7 +223,9 @@ void SimIo::finish(size_t index) {
   in_flight_--;
   Op* op = running.op;
   auto result = static_cast<int32_t>(op->length);
-  if (op->kind == OpKind::read) {
+  if (op->kind == OpKind::read && overlap(op->offset, op->length, bad_from_, bad_to_ - bad_from_)) {
+    result = -EIO;
+  } else if (op->kind == OpKind::read) {
     image_.read(op->offset, op->memory, op->length);
     if (op->length > 0 && strikes(SimFault::flipped_read, SimFault::flipped_read, op->offset))
       op->memory[random_() % op->length] ^= static_cast<uint8_t>(1u << random_() % 8);

@@ -110,6 +110,8 @@ class SimIo final : public Io {
   // The n-th write or flush from now on (1: the next) fails with EIO.
   void fail_write_after(uint64_t count) { fail_write_ = count; }
   void fail_sync_after(uint64_t count) { fail_sync_ = count; }
+  // From now on reads of this part of the device fail with EIO.
+  void fail_reads(uint64_t from, uint64_t to) { bad_from_ = from, bad_to_ = to; }
   void inject(const SimFault& fault) { fault_ = fault; }
   // A bit of what is at rest changes.
   void rot(uint64_t offset, uint8_t mask);
@@ -163,6 +165,7 @@ class SimIo final : public Io {
   uint64_t discards_ = 0;
   uint64_t fail_write_ = 0;
   uint64_t fail_sync_ = 0;
+  uint64_t bad_from_ = 0, bad_to_ = 0;
   SimFault fault_;
   bool struck_ = false;
   std::vector<SimDamage> damage_;

@@ -70,6 +70,7 @@ TEST_CASE("crash at any event: acknowledged updates are there, others whole or n
     options.seed = seed;
     options.device.sector_bytes = seed % 2 == 0 ? 4096 : 512;
     options.ahead = seed > 2;
+    options.after = seed == 4;
     CrashCoverage coverage = run(options, &groups_ahead);
     all.in_snapshots += coverage.in_snapshots;
     all.nested += coverage.nested;
@@ -118,7 +119,7 @@ TEST_CASE("crash while the journal wraps and snapshots follow each other") {
 TEST_CASE("crash while chunks are moved together and slabs discarded") {
   StoreMetrics all{};
   uint64_t with_discards = 0;
-  for (uint64_t seed = 301; seed <= 302; seed++) {
+  for (uint64_t seed = 301; seed <= 303; seed++) {
     CrashOptions options = space_options(seed);
     options.transfers = seed % 2 == 0;
     CrashRun crash_run(options);
@@ -163,6 +164,12 @@ TEST_CASE("crash mutant: acknowledging without a flush is noticed") {
 TEST_CASE("crash mutant: acknowledging what was written ahead with the flush before is noticed") {
   Mutants mutants;
   mutants.acknowledge_with_earlier_flush = true;
+  CHECK(noticed(mutants, 80, false, true) > 0);
+}
+
+TEST_CASE("crash mutant: a flush that begins before the data of its records is there is noticed") {
+  Mutants mutants;
+  mutants.flush_before_data = true;
   CHECK(noticed(mutants, 80, false, true) > 0);
 }
 
@@ -219,6 +226,7 @@ TEST_CASE("crash soak: new seeds until the time is over") {
     options.device.sector_bytes = runs % 7 < 3 ? 4096 : 512;
     options.space = seed % 3 == 0;
     options.ahead = runs % 3 != 1;
+    options.after = seed % 6 == 1;
     if (seed % 5 == 0) options.max_bytes = 900'000;
     CrashRun crash_run(options);
     std::string wrong = crash_run.run();

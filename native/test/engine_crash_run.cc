@@ -31,11 +31,13 @@ void each_field(Options& o, Visit visit) {
   visit("huge", o.huge);
   visit("may_fill", o.may_fill);
   visit("ahead", o.ahead);
+  visit("after", o.after);
   visit("sector", o.device.sector_bytes);
   visit("protected", o.device.protected_cache);
   visit("lying", o.lying_device);
   visit("mutant_acknowledge", o.mutants.acknowledge_without_flush);
   visit("mutant_earlier_flush", o.mutants.acknowledge_with_earlier_flush);
+  visit("mutant_flush_before_data", o.mutants.flush_before_data);
   visit("mutant_replay", o.mutants.replay_without_verification);
   visit("mutant_reuse", o.mutants.reuse_slot_before_flush);
   visit("mutant_discard", o.mutants.discard_before_flush);
@@ -191,6 +193,7 @@ std::string CrashRun::run() {
   if (options_.transfers) h.release_step_chunks = 1;
   h.space = options_.space;
   if (options_.ahead) h.write_ahead_bytes = 1;
+  h.records_beside_data = !options_.after;
   h.journal_bytes = 6u << 20;  // about the least: it wraps often
   h.format();
   io::SimImage start = h.io->image();

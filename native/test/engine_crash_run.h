@@ -15,6 +15,7 @@ struct CrashOptions : ModelOptions {
   uint64_t prefix_stride = 1;  // crash at every n-th event
   bool all_kinds = false;      // each prefix with every kind of loss, else one kind by turns
   uint32_t nested = 3;         // so many crashes of recoveries within each other, for some of the prefixes
+  bool after = false;          // records are written after their data, else beside it
   bool ahead = false;  // every group of the journal with data is written while the one before is flushed
   io::SimDevice device;
   bool lying_device = false;  // its cache is volatile, whatever it says

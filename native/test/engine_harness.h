@@ -100,6 +100,7 @@ struct Harness {
     options.overlay_bytes = 16u << 20;
     options.granule_sums = granule_sums;
     options.write_ahead_bytes = write_ahead_bytes;
+    options.records_beside_data = records_beside_data;
     options.release_step_chunks = release_step_chunks;
     options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
     if (space) {
@@ -255,6 +256,7 @@ struct Harness {
   uint32_t release_step_chunks = 128;
   uint32_t granule_sums = 1024;
   uint64_t write_ahead_bytes = OpenOptions{}.write_ahead_bytes;
+  bool records_beside_data = true;
   bool known_by_block = false;  // updates bring the checksums of their blocks
   uint64_t max_chunks = 0;
   uint64_t journal_bytes = 0;

@@ -196,7 +196,9 @@ bool Model::ended(Running& running) {
   // A repair whose version was replaced by a commit meanwhile.
   const bool late_repair = error == ECANCELED && running.kind == Running::install && !running.queued &&
                            running.install_op.only_over != Version{};
-  const bool fails = full || damaged || baseless || late_repair;
+  const bool refused = error == ESTALE && running.refused;
+  const bool fails = full || damaged || baseless || late_repair || refused;
+  if (running.refused && !refused) fail("an update that was refused is acknowledged");
   if (error != 0 && !fails) {
     const char* what = running.op().what;
     fail("an operation failed: " + std::to_string(error) + " " + (what ? what : ""));
@@ -226,9 +228,9 @@ bool Model::ended(Running& running) {
     chunk.in_flight--;
     if (chunk.settles && chunk.in_flight == 0) settle(chunk);
   }
-  if (full || damaged || (fails && running.kind == Running::update)) note_failed(running);
+  if (full || damaged || (fails && !refused && running.kind == Running::update)) note_failed(running);
   if (running.dropped || fails) {
-    if (running.queued) fail("an update that was dropped has its record");
+    if (running.queued && !refused) fail("an update that was dropped has its record");
     return true;
   }
   if (!running.queued) {

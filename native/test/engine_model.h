@@ -167,6 +167,7 @@ class Model {
   void shape_update(StageOp& op, const Bytes& old, std::shared_ptr<std::vector<uint8_t>>* result,
                     std::vector<uint8_t>* data);
   void start_commit();
+  bool arriving(uint64_t key, const ModelVersion& version);
   void commit_up_to(uint64_t key, size_t at, bool wait);
   void start_compaction();
   void start_refusal();

@@ -30,6 +30,8 @@ struct Model::Running {
   bool dropped = false;   // by a reset or release of the target before its record was queued
   bool may_fail = false;  // what it builds on was dropped so, or failed
   bool releases = false;
+  bool refused = false;  // while its data was on the way
+  bool unread = false;   // read: of a version whose data wasn't there when it began
   std::vector<std::pair<uint64_t, size_t>> states;  // reset, release: (key, state)
   bool done = false;
   size_t done_at = 0;

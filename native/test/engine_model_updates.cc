@@ -98,8 +98,20 @@ void Model::start_commit() {
   if (count > 0) commit_up_to(key, random_() % count, random_() % 2 == 0);
 }
 
+// Its record is queued, its data isn't there.
+bool Model::arriving(uint64_t key, const ModelVersion& version) {
+  PendingInfo info;
+  return store().find_pending(kModelTarget, key_of(key), version.version, &info) && info.arriving;
+}
+
 void Model::commit_up_to(uint64_t key, size_t at, bool wait) {
   ModelChunk& chunk = chunks_[key];
+  if (arriving(key, chunk.now().pendings[at])) {
+    const Version version = chunk.now().pendings[at].version;
+    if (store().commit(kModelTarget, key_of(key), version).error().code != EBUSY)
+      return fail("a version was committed whose data isn't there");
+    if (at-- == 0) return;
+  }
   ModelState state = chunk.now();
   const ModelVersion version = state.pendings[at];
   Running* running = wait ? add(Running::commit, key) : nullptr;
@@ -130,11 +142,21 @@ void Model::start_compaction() {
   store().compact(1u << (16 + random_() % 8));
 }
 
-// Refuses the newest pending version, or an update that never came.
+// Refuses the newest pending version, also one whose data is on the way, or an update that never came.
 void Model::start_refusal() {
   const uint64_t key = random_() % options_.keys;
   ModelChunk& chunk = chunks_[key];
-  if (chunk.in_flight > 0) return;
+  if (chunk.in_flight > 0) {
+    Running* arrives = nullptr;
+    for (auto& running : running_) {
+      if (running->kind == Running::update && running->key == key && running->queued && !running->done &&
+          !chunk.now().pendings.empty() && chunk.now().pendings.back().version == running->version.version &&
+          arriving(key, running->version))
+        arrives = running.get();
+    }
+    if (arrives == nullptr || chunk.in_flight > 1) return;
+    arrives->refused = true;
+  }
   ModelState state = chunk.now();
   Version version = v(next_version_);
   if (!state.pendings.empty()) {
@@ -192,6 +214,7 @@ void Model::start_read() {
   if (!state.pendings.empty() && random_() % 2 == 0) {
     const ModelVersion& pending = state.pendings[random_() % state.pendings.size()];
     if (pending.bytes != nullptr) op.at_least = pending.version;
+    running->unread = arriving(key, pending);
   }
   // Against damage: what the range covers in part is checked by the store, whole granules here, as a client
   // does.
@@ -211,6 +234,8 @@ void Model::check_read(const Running& running) {
     unreadable_++;
     return;
   }
+  if (running.unread && op.error == ENOENT) return;
+  if (running.unread && op.pending) return fail("a read gave a version whose data wasn't there");
   if (op.error != 0) return fail("a read failed: " + std::to_string(op.error));
   for (uint32_t i = 0; i < op.granule_count; i++) {
     const uint32_t from = (op.first_granule + i) * kGranuleBytes - op.offset;

@@ -361,8 +361,9 @@ TEST_CASE("a failed flush or journal write poisons the store until it is opened 
   }
 }
 
-TEST_CASE("a failed data write fails its update alone") {
+TEST_CASE("a failed data write fails its update alone where the record comes after the data") {
   Harness h(29);
+  h.records_beside_data = false;
   h.format();
   h.open();
   auto data = random_bytes(5'000, 1);
