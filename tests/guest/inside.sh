@@ -2,7 +2,8 @@
 # PID 1 of the guest once the host's root is its root: brings devices and networks up, runs the one command it was
 # booted for and says its exit status on the console, after the word that only this boot knows.
 here=/mnt/guest
-. "$here/job.env"                      # WORD, FOLDER, WANTS
+role=$(sed 's/.*guest=\([12]\).*/\1/' /proc/cmdline)
+. "$here/job$role.env"                 # WORD, FOLDER
 status=125
 finish() {
   sync
@@ -21,7 +22,7 @@ ln -sf /proc/self/fd /dev/fd
 ln -sf /proc/self/fd/0 /dev/stdin
 ln -sf /proc/self/fd/1 /dev/stdout
 ln -sf /proc/self/fd/2 /dev/stderr
-hostname guest
+hostname "guest$role"
 ulimit -l unlimited -n 65536
 ip link set lo up
 
@@ -44,7 +45,13 @@ name_disks() {   # by the serial numbers that run.py gave: the kernel's order ma
     ln -sf "/dev/${disk##*/}" "/dev/disk-${serial// /}"
   done
 }
-rdma_up &
+cable_up() {   # to the other guest, if there is one (RDMA over it: rdma link add rxe1 type rxe netdev eth0)
+  modprobe virtio_net
+  test -e /sys/class/net/eth0 || return 0
+  ip address add "10.98.0.$role/24" dev eth0
+  ip link set eth0 mtu 9000 up
+}
+{ rdma_up; cable_up; } &
 modprobe nvme
 modprobe ext4
 scratch_up &
@@ -54,5 +61,5 @@ export TMPDIR=/scratch
 
 cd "$FOLDER" || exit
 stty -F /dev/ttyS1 raw 2>/dev/null
-setsid bash "$here/command" </dev/null >/dev/ttyS1 2>&1
+setsid bash "$here/command$role" </dev/null >/dev/ttyS1 2>&1
 status=$?

@@ -1,6 +1,6 @@
 """Boots a guest without KVM, runs one command in it and ends with that command's exit status.
 
-    tests/guest/run.sh [--seconds 300] [--memory 3G] [--keep FOLDER] -- COMMAND...
+    tests/guest/run.sh [--seconds 300] [--memory 3G] [--keep FOLDER] [--peer COMMAND] -- COMMAND...
 
 One argument is a line for the shell, several are a command and its arguments. The guest sees the host's files
 at the same paths (what it writes goes to memory and is lost), runs the command as root in the current folder,
@@ -10,6 +10,10 @@ and has
 - ``/dev/disk-block512`` and ``/dev/disk-block4096``: empty emulated NVMe devices of 1 GiB with such blocks;
 - ``/scratch``: an ext4 on a third one, also TMPDIR; ``/mnt/guest/keep``: its files lie in --keep afterwards;
 - FFS_GUEST=1 in its environment, no limit of locked memory, device-mapper, veth and netem.
+
+With --peer a second guest, of one processor, runs that command. Both see the same /mnt/guest, and each
+other over eth0 (10.98.0.1 and 10.98.0.2). The file /mnt/guest/kill-peer has the second one
+killed, as a power cut does it; it goes with the first.
 
 The command's output is this program's. The console is shown where the guest came to no end of its own; then
 the exit status is 125, or 124 where it ran past its seconds.
@@ -36,31 +40,56 @@ DISKS = {"block512": (512, GIB), "block4096": (4096, GIB), "scratch": (4096, 4 *
 KERNEL = (
     "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable no_timer_check random.trust_cpu=on"
 )
+PEER_MEMORY = "1G"
+SPOKEN = (
+    "console1",
+    "console2",
+    "output2",
+)  # what is shown of a guest that fails; output1 is on stdout already
 PR_SET_PDEATHSIG = 1
 
 
-def machine(run: Path, memory: str) -> list[str]:
-    """qemu's command line. Nothing of it outlives the process: the disks are files in ``run``."""
+def machine(run: Path, memory: str, role: int = 1, *, wired: bool = False) -> list[str]:
+    """qemu's command line. Nothing of it outlives the process: the disks are files in ``run``. ``role``: 1,
+    or 2 for the peer; ``wired``: with a cable between the two."""
     line = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
-    line += ["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", memory]
-    line += ["-kernel", f"{STORE}/vmlinux", "-initrd", f"{STORE}/initramfs", "-append", KERNEL]
-    line += ["-serial", f"file:{run}/console", "-serial", "stdio"]
+    line += ["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-m", memory]
+    line += ["-smp", "2" if role == 1 else "1"]
+    line += [
+        "-kernel",
+        f"{STORE}/vmlinux",
+        "-initrd",
+        f"{STORE}/initramfs",
+        "-append",
+        f"{KERNEL} guest={role}",
+    ]
+    line += ["-serial", f"file:{run}/console{role}", "-serial"]
+    line += ["stdio"] if role == 1 else [f"file:{run}/output2"]
     line += ["-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"]
     line += ["-virtfs", f"local,path={run},mount_tag=run,security_model=none"]
+    if wired:
+        here, there = f"{run}/cable{role}", f"{run}/cable{3 - role}"
+        line += [
+            "-netdev",
+            f"dgram,id=n,local.type=unix,local.path={here},remote.type=unix,remote.path={there}",
+        ]
+        line += ["-device", f"virtio-net-pci,netdev=n,mac=02:00:00:00:98:0{role}"]
     for name, (block, _) in DISKS.items():
+        if role == 2 and name != "scratch":
+            continue
         blocks = f"logical_block_size={block},physical_block_size={block}"
-        line += ["-drive", f"file={run}/{name},format=raw,if=none,id={name},cache=unsafe,discard=unmap"]
+        line += ["-drive", f"file={run}/{name}{role},format=raw,if=none,id={name},cache=unsafe,discard=unmap"]
         line += ["-device", f"nvme,id=ctl-{name},serial={name}"]
         line += ["-device", f"nvme-ns,drive={name},bus=ctl-{name},{blocks}"]
     return line
 
 
-def make_disks(run: Path) -> None:
+def make_disks(run: Path, role: int = 1) -> None:
     for name, (_, size) in DISKS.items():
-        with open(run / name, "wb") as file:
+        with open(run / f"{name}{role}", "wb") as file:
             file.truncate(size)
     options = ["-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard"]
-    subprocess.run(["mkfs.ext4", "-q", "-F", *options, f"{run}/scratch"], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-F", *options, f"{run}/scratch{role}"], check=True)
 
 
 def exit_status(console: str, word: str) -> int | None:
@@ -78,39 +107,59 @@ def with_parent() -> None:
     os.nice(5)
 
 
-def boot(run: Path, seconds: float, memory: str) -> bool:
+def start(line: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(line, stdin=subprocess.DEVNULL, preexec_fn=with_parent)
+
+
+def boot(run: Path, seconds: float, memory: str, peer: bool) -> bool:
     """Whether the machine came to an end of its own in time."""
-    process = subprocess.Popen(machine(run, memory), stdin=subprocess.DEVNULL, preexec_fn=with_parent)
+    machines = [start(machine(run, memory, wired=peer))]
+    if peer:
+        machines.append(start(machine(run, PEER_MEMORY, 2, wired=True)))
     try:
-        process.wait(seconds)
+        limit = time.monotonic() + seconds
+        while machines[0].poll() is None:
+            if time.monotonic() > limit:
+                return False
+            if peer and (run / "kill-peer").exists():
+                machines[1].kill()
+            time.sleep(0.05)
         return True
-    except subprocess.TimeoutExpired:
-        return False
     finally:
-        process.kill()
-        process.wait()
+        for each in machines:
+            each.kill()
+            each.wait()
+
+
+def shell_line(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def work(run: Path, args: argparse.Namespace) -> int:
-    word = secrets.token_hex(8)
-    line = args.command[0] if len(args.command) == 1 else shlex.join(args.command)
+    words = {role: secrets.token_hex(8) for role in (1, 2)}
     (run / "keep").mkdir()
-    (run / "command").write_text(line + "\n")
-    (run / "job.env").write_text(f"WORD={word}\nFOLDER={shlex.quote(os.getcwd())}\n")
+    for role, line in ((1, shell_line(args.command)), (2, args.peer)):
+        if line is None:
+            continue
+        (run / f"command{role}").write_text(line + "\n")
+        (run / f"job{role}.env").write_text(f"WORD={words[role]}\nFOLDER={shlex.quote(os.getcwd())}\n")
+        make_disks(run, role)
     shutil.copy(ROOT / "tests/guest/inside.sh", run / "inside.sh")
-    make_disks(run)
     with open(STORE / "one", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         begin = time.monotonic()
-        ended = boot(run, args.seconds, args.memory)
+        ended = boot(run, args.seconds, args.memory, args.peer is not None)
         took = time.monotonic() - begin
-    console = (run / "console").read_text(errors="replace")
-    status = exit_status(console, word)
+    said = {path.name: path.read_text(errors="replace") for path in run.glob("*[12]") if path.name in SPOKEN}
+    status = exit_status(said.get("console1", ""), words[1])
     if args.keep:
         shutil.copytree(run / "keep", args.keep, dirs_exist_ok=True)
-        (args.keep / "console").write_text(console)
+        for name, text in said.items():
+            (args.keep / name).write_text(text)
+    if status != 0:
+        for name, text in sorted(said.items()):
+            sys.stderr.write(f"--- {name}\n{text}\n")
     if status is None:
-        sys.stderr.write(console)
         how = "ended without a status" if ended else "was stopped, still running,"
         print(f"the guest {how} after {took:.0f} s", file=sys.stderr)
         return 125 if ended else 124
@@ -123,6 +172,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="until it is stopped (300)")
     parser.add_argument("--memory", default="3G", help="as qemu takes it (3G)")
     parser.add_argument("--keep", type=Path, help="a folder for what the command left in /mnt/guest/keep")
+    parser.add_argument("--peer", metavar="COMMAND", help="a line for the shell of a second guest")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
