@@ -128,7 +128,8 @@ SpaceUse ChunkStore::space_use(TargetId target, uint64_t space) const {
   if (number < 0) return {};
   const SpaceAccount* account = impl_->state->accounts.find({static_cast<uint16_t>(number), space});
   if (account == nullptr) return {};
-  return {account->chunks, account->allocated_bytes, account->complete};
+  const SpaceSharing sharing = impl_->dedup.sharing({static_cast<uint16_t>(number), space});
+  return {account->chunks, account->allocated_bytes, account->complete, sharing.chunks, sharing.saved_bytes};
 }
 
 // ------------------------------------------------------------------------------ samples
@@ -157,6 +158,7 @@ ChunkSample sample_of(const Chunk& chunk) {
       chunk.image.place != 0 ? static_cast<uint32_t>(slot_bytes(chunk.image.place_class)) : 0;
   sample.access = chunk.access;
   sample.pinned = (chunk.image.flags & kFlagPinned) != 0;
+  sample.shared = (chunk.image.flags & kFlagSharedSlot) != 0;
   sample.expiry_ms = chunk.image.expiry_ms;
   return sample;
 }
@@ -195,7 +197,14 @@ uint32_t ChunkStore::sample(TargetId target, uint64_t space, uint64_t seed,
                             std::span<ChunkSample> out) const {
   const int number = impl_->target_index(target);
   if (number < 0) return 0;
-  return sample_space(impl_->state->index, static_cast<uint16_t>(number), space, seed, out);
+  const auto target_number = static_cast<uint16_t>(number);
+  const Index& index = impl_->state->index;
+  const uint32_t count = sample_space(index, target_number, space, seed, out);
+  for (ChunkSample& sample : out.first(count)) {
+    if (sample.shared)  // or the others have gone
+      sample.shared = impl_->dedup.names(index[index.find(target_number, sample.key)].image.place) > 1;
+  }
+  return count;
 }
 
 }  // namespace ffs::engine

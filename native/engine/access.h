@@ -9,7 +9,7 @@
 namespace ffs::engine {
 
 // From a random key of the space on, consecutive committed chunks, wrapping inside the space. Returns how
-// many. A seed gives the same ones as long as the space stays the same.
+// many. A seed gives the same ones as long as the space stays the same. `shared` of each: its slot may be.
 uint32_t sample_space(const Index& index, uint16_t target, uint64_t space, uint64_t seed,
                       std::span<ChunkSample> out);
 

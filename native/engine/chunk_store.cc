@@ -192,6 +192,10 @@ void ChunkStore::fence(ClientId client, StoreOp* op) {
   impl_->when_durable(op);
 }
 
+bool ChunkStore::Impl::fenced_client(ClientId client) const {
+  return client.value != 0 && state->fenced.find(client.value) != nullptr;
+}
+
 bool ChunkStore::fenced(ClientId client) const {
   return impl_->fenced_client(client);
 }
@@ -387,7 +391,10 @@ StoreMetrics ChunkStore::metrics() const {
   m.free_slabs = s.allocator->free_slabs();
   m.discards_due_bytes = s.allocator->due_slabs() * kSlabBytes;
   m.poisoned = s.poisoned;
-  m.memory_bytes = s.state->memory_bytes() + s.allocator->memory_bytes();
+  m.memory_bytes = s.state->memory_bytes() + s.allocator->memory_bytes() + s.dedup.memory_bytes();
+  const SpaceSharing sharing = s.dedup.sharing();
+  m.shared_chunks = sharing.chunks;
+  m.saved_bytes = sharing.saved_bytes;
   return m;
 }
 

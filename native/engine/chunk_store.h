@@ -53,7 +53,7 @@ enum class UpdateKind : uint8_t {
 };
 
 constexpr uint8_t kFlagPinned = 1;      // not evicted
-constexpr uint8_t kFlagSharedSlot = 2;  // reserved
+constexpr uint8_t kFlagSharedSlot = 2;  // of versions in the store only: callers never see it
 
 // What a version carries besides its bytes. `tag`: up to 16 bytes set at creation (a KV block
 // keeps the second half of its key there). `expiry`: manager time in ms, 0 = none.
@@ -380,6 +380,8 @@ struct OpenOptions {
   bool records_beside_data = true;           // else after it, as on sparse files always
   uint64_t patient_flush_bytes = 16u << 20;  // of data that recovery has put in: it is flushed together
   uint64_t discard_delay_us = 500'000;       // freed slabs wait so long for their neighbours
+  uint32_t max_slot_names = 65535;           // chunks that lie in one slot
+  uint64_t dedup_rest_us = 10'000'000;       // between two walks over all chunks (dedup.h)
   bool compact_eagerly = false;              // for tests: empties whatever slab it can, however much is free
   // For offline checks of a copy: clashes are listed here instead of refusing the device.
   std::vector<SlotClash>* clashes = nullptr;
@@ -394,6 +396,7 @@ struct Mutants {
   bool reuse_slot_before_flush = false;
   bool discard_before_flush = false;
   bool move_ignores_waiters = false;
+  bool free_shared_with_first_name = false;
 };
 
 class ChunkStore {
@@ -577,6 +580,13 @@ class ChunkStore {
   // Grants moves of so many more bytes, which run by themselves from then on, two at a time. Returns at
   // once; does nothing where nothing is to be gained.
   void compact(uint32_t max_bytes);
+  // --- content deduplication: equal chunks of a space lie in one slot (docs/disk_format.md, Shared slots).
+  // Names the spaces of the target for which it is wanted, instead of those named before; what is shared
+  // stays so.
+  void dedup_spaces(TargetId target, std::span<const uint64_t> spaces);
+  bool dedup_has_work() const;  // cheap
+  // Grants so many more bytes of comparing, which runs by itself from then on, two chunks at a time.
+  void dedup(uint32_t max_bytes);
   // Gives all free slabs back to the device. Blocks (tools). *discarded_bytes may be null.
   Status discard_free(uint64_t* discarded_bytes);
   StoreMetrics metrics() const;
@@ -591,6 +601,7 @@ class ChunkStore {
   friend class Recovery;
   friend class ApplyBatch;
   friend class OfflineStore;
+  friend class Dedup;
   struct Impl;
   explicit ChunkStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -62,6 +62,7 @@ void ChunkStore::Impl::begin_round(bool urgent) {
     return;
   }
   c.candidates.clear();
+  dedup.begin_round();
   c.next = 0;
   c.cursor = 1;
   c.phase = Compaction::Phase::scanning;
@@ -84,7 +85,11 @@ void ChunkStore::Impl::scan_for_victims() {
 void ChunkStore::Impl::start_moves(bool urgent) {
   auto& c = compaction;
   const uint32_t most = urgent ? kMovesForNeed : kMovesInBackground;
+  // Those that follow into a slot that was copied already take no I/O and no budget, but a little time.
+  constexpr uint32_t kStepMoves = 256;
+  uint32_t looked = 0;
   while (c.next < c.candidates.size() && c.in_flight < most && (urgent || c.budget_bytes > 0)) {
+    if (looked++ == kStepMoves) return schedule_pump();
     if (start_move(c.candidates[c.next]) == Begin::wait) break;  // tried again when the pump runs
     c.next++;
   }

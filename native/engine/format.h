@@ -35,8 +35,9 @@ constexpr uint32_t kSnapshotMagic = 0x31534646;  // "FFS1"
 constexpr uint64_t kIncompatTransfers = 1;  // the journal may hold record types 10 to 13
 constexpr uint64_t kIncompatMoves = 2;      // and of type 14
 constexpr uint64_t kIncompatNull = 4;       // a null device: nothing is stored where the chunks lie
+constexpr uint64_t kIncompatShared = 8;     // slots may be named by several chunks, records be of type 15
 constexpr uint64_t kOurIncompat = kIncompatTransfers | kIncompatMoves;  // set on what this program writes
-constexpr uint64_t kKnownIncompat = kOurIncompat | kIncompatNull;
+constexpr uint64_t kKnownIncompat = kOurIncompat | kIncompatNull | kIncompatShared;
 constexpr uint64_t kKnownReadOnlyCompat = 0;
 
 constexpr uint32_t kNoArea = 0xffffffff;
@@ -121,6 +122,7 @@ enum class RecordType : uint8_t {
   reset_target = 12,
   release_target = 13,
   move = 14,
+  share = 15,
   chunk = 16,    // snapshots only: a committed version
   pending = 17,  // snapshots only: laid out like stage
 };
@@ -230,6 +232,19 @@ struct MoveRecord {
   uint8_t reserved[7];
 };
 static_assert(sizeof(MoveRecord) == 56);
+
+// The committed version stands in that slot from now on, which other chunks may name as well: the bytes there
+// are the same as in its own.
+struct ShareRecord {
+  ChunkKey key;
+  Version version;
+  uint64_t place;
+  uint8_t place_class;
+  uint8_t flags;
+  uint8_t reserved[6];
+};
+static_assert(sizeof(ShareRecord) == 56);
+constexpr uint8_t kShareStays = 1;  // it stood there before
 
 // Of reset_target and release_target; the target stands in the header.
 struct TargetRecord {

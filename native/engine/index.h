@@ -56,7 +56,7 @@ struct Image {
   uint32_t granules() const { return granules_of(codec == 0 ? logical : stored); }
   Attributes attributes() const {
     return {expiry_ms,
-            static_cast<uint8_t>(flags),
+            static_cast<uint8_t>(flags & ~uint64_t{kFlagSharedSlot}),
             static_cast<uint8_t>(role),
             static_cast<uint8_t>(codec),
             static_cast<uint8_t>(tag_bytes),
@@ -64,7 +64,7 @@ struct Image {
   }
   void set_attributes(const Attributes& attributes) {
     expiry_ms = std::min(attributes.expiry_ms, kMaxExpiryMs);
-    flags = attributes.flags;
+    flags = attributes.flags & ~uint32_t{kFlagSharedSlot};  // says something of the slot only
     role = attributes.role & kMaxRole;
     codec = attributes.codec;
     tag_bytes = attributes.tag_bytes & 31;

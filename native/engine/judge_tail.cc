@@ -103,6 +103,9 @@ Result<bool> Recovery::versions_are_right(const OrderedKey& key, const std::vect
     MoveRecord move;
     Reader after(nullptr, 0);
     if (type == RecordType::move && fixed_part(record, &move, &after)) written[move.version].set();
+    ShareRecord share;
+    if (type == RecordType::share && fixed_part(record, &share, &after) && (share.flags & kShareStays) == 0)
+      written[share.version].set();
     const bool install = type == RecordType::install;  // all of it is its own
     if ((!install && type != RecordType::stage) || !decode_stage(record, &view)) continue;
     Granules own;
@@ -132,6 +135,12 @@ Result<bool> Recovery::granules_are_right(const Image& image, const Granules& gr
   uint32_t count = image.granules();
   uint32_t length = image.codec == 0 ? image.logical : image.stored;
   const uint32_t* sums = s_.state->index.sums.at(image.sums, count);
+  // Very many records may put chunks into one slot.
+  const bool shared = (image.flags & kFlagSharedSlot) != 0 && image.overlay == 0;
+  if (const auto known = right_.find(image.place);
+      shared && known != right_.end() &&
+      std::equal(known->second.begin(), known->second.end(), sums, sums + count))
+    return true;
   std::unique_ptr<uint8_t, void (*)(void*)> memory(
       static_cast<uint8_t*>(std::aligned_alloc(kBlock, kGranuleBytes)), std::free);
   for (uint32_t g = 0; g < count; g++) {
@@ -157,18 +166,26 @@ Result<bool> Recovery::granules_are_right(const Image& image, const Granules& gr
     }
     if (crc32c_extend_zeros(sum, to - stored_to) != sums[g]) return false;
   }
+  if (shared && granules.count() >= count) right_[image.place].assign(sums, sums + count);
   return true;
 }
 
 Status Recovery::rebuild_allocator() {
   State& state = *s_.state;
   Status status = ok_status();
-  std::vector<std::pair<uint64_t, uint8_t>> places;
+  struct Slot {
+    uint64_t place;
+    uint8_t place_class;
+    bool shared;
+    bool operator==(const Slot&) const = default;
+  };
+  std::vector<Slot> places;
   state.index.each([&](uint32_t number) {
     const Chunk& chunk = state.index[number];
     places.clear();
     auto name = [&](const Image& image) {
-      const std::pair<uint64_t, uint8_t> slot{image.place, image.place_class};
+      const Slot slot{image.place, static_cast<uint8_t>(image.place_class),
+                      (image.flags & kFlagSharedSlot) != 0};
       if (image.place != 0 && std::find(places.begin(), places.end(), slot) == places.end())
         places.push_back(slot);
     };
@@ -179,8 +196,11 @@ Status Recovery::rebuild_allocator() {
         name(pending.image);
       }
     }
-    for (const auto& [place, place_class] : places) {
-      if (s_.allocator->claim(place, place_class)) continue;
+    for (const auto& [place, place_class, shared] : places) {
+      const bool mine =
+          shared ? s_.dedup.claim(*s_.allocator, place, place_class, {chunk.target, chunk.key.space()})
+                 : s_.allocator->claim(place, place_class);
+      if (mine) continue;
       if (s_.options.clashes != nullptr) {
         s_.options.clashes->push_back({s_.identity.targets[chunk.target], chunk.key, place, place_class});
       } else if (status.ok()) {

@@ -41,6 +41,7 @@ ChunkStore::Impl::Begin ChunkStore::Impl::start_move(uint32_t number) {
     start_snapshot();
     return Begin::wait;
   }
+  if (dedup.follow(number)) return Begin::failed;  // that was all
   const size_t memory = std::min<size_t>(align_up(image.stored), kPieceBytes);
   uint8_t* bytes = scratch->allocate(memory);
   if (bytes == nullptr) return Begin::wait;
@@ -133,15 +134,17 @@ void ChunkStore::Impl::record_move(MoveWork* work) {
   if (image == nullptr || image->version != work->base || image->place != p.base_place ||
       state->index[chunk].live != 0 || image->overlay != 0)
     return end_move(work, false);
-  MoveRecord record{};
-  record.key = work->key;
-  record.version = work->base;
-  record.place = p.place;
-  record.place_class = p.place_class;
-  append_simple(RecordType::move, p.target_index, record);
+  if (!dedup.move(chunk, p.place)) {
+    MoveRecord record{};
+    record.key = work->key;
+    record.version = work->base;
+    record.place = p.place;
+    record.place_class = p.place_class;
+    append_simple(RecordType::move, p.target_index, record);
+    const char* contradiction = state->move(p.target_index, record);
+    FFS_CHECK(contradiction == nullptr);
+  }
   name_place(work);
-  const char* contradiction = state->move(p.target_index, record);
-  FFS_CHECK(contradiction == nullptr);
   counters.moves++;
   counters.moved_bytes += p.stored;
   if (!space_waiters.empty()) want_flush();

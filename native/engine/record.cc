@@ -163,6 +163,7 @@ bool from_disk(const DiskImage& disk, Image* image) {
   Attributes attributes{disk.expiry_ms, disk.flags, disk.role, disk.codec, disk.tag_bytes, {}};
   std::memcpy(attributes.tag.data(), disk.tag, kMaxTagBytes);
   image->set_attributes(attributes);
+  image->flags = disk.flags;
   return true;
 }
 

@@ -68,6 +68,7 @@ inline bool about_chunk(uint8_t type, const RecordView& record, OrderedKey* key)
     case RecordType::install:
     case RecordType::erase:
     case RecordType::move:
+    case RecordType::share:
       key->first = record.header.target;
       key->second = record.body().key();  // all begin with it
       return true;
@@ -153,6 +154,8 @@ class Recovery {
   std::vector<NumberedRetry> kept_retry_;
   bool dropped_ = false;
   std::vector<OverlayView> taken_;
+  std::map<uint64_t, std::vector<uint32_t>>
+      right_;  // shared slots: the checksums that they were found to have
   bool first_of_snapshot_ = true;
   bool tables_seen_ = false;
   // The block whose records are being applied, if it stays on the device until overlays are applied.

@@ -204,6 +204,9 @@ Status Recovery::apply_about_chunk(const RecordView& record, const OrderedKey& k
   } else if (type == RecordType::move) {
     MoveRecord fixed;
     if (fixed_part(record, &fixed, &after)) wrong = state.move(target, fixed);
+  } else if (type == RecordType::share) {
+    ShareRecord fixed;
+    if (fixed_part(record, &fixed, &after)) wrong = state.share(target, fixed);
   } else if (type == RecordType::commit) {
     CommitRecord fixed;
     if (fixed_part(record, &fixed, &after)) wrong = state.commit(target, fixed.key, fixed.version);

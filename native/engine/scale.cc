@@ -59,7 +59,7 @@ Status put(int fd, uint64_t offset, const uint8_t* bytes, size_t size) {
 }
 
 // Writes a snapshot with the chunks into a formatted device, by the encoders of the engine.
-Status write_chunks(const std::string& path, uint64_t chunks, uint64_t* snapshot_bytes) {
+Status write_chunks(const std::string& path, uint64_t chunks, bool shared, uint64_t* snapshot_bytes) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "r+b"), std::fclose);
   if (file == nullptr) return Error::of(errno, "opening the image of a store");
   const int fd = fileno(file.get());
@@ -86,13 +86,15 @@ Status write_chunks(const std::string& path, uint64_t chunks, uint64_t* snapshot
       ChunkRecord chunk{};
       chunk.key = key_at(next, chunks);
       chunk.image.version = {{1, 1}, next + 1};
-      chunk.image.place = (super.data_offset + next * kChunkBytes) / kBlock;
+      const uint64_t content = shared ? next / 2 : next;
+      chunk.image.place = (super.data_offset + content * kChunkBytes) / kBlock;
+      chunk.image.flags = shared ? kFlagSharedSlot : 0;
       chunk.image.place_class = 8;
       chunk.image.stored_length = chunk.image.logical_length = kChunkBytes;
       chunk.image.kind = static_cast<uint8_t>(UpdateKind::write);
       chunk.image.granules = std::size(sums);
       chunk.accessed = static_cast<uint32_t>(next + 1);
-      for (uint32_t& sum : sums) sum = static_cast<uint32_t>(mix64(next + (&sum - sums) * chunks));
+      for (uint32_t& sum : sums) sum = static_cast<uint32_t>(mix64(content + (&sum - sums) * chunks));
       encode_chunk(writer, 0, chunk, sums, {}, {});
       header.record_count++;
       next++;
@@ -108,6 +110,7 @@ Status write_chunks(const std::string& path, uint64_t chunks, uint64_t* snapshot
   }
   super.sequence++;
   super.snapshot_id++;
+  if (shared) super.incompat |= kIncompatShared;
   super.snapshot_area = 0;
   super.snapshot_used = offset;
   super.snapshot_slices = slices;
@@ -136,7 +139,18 @@ Status snapshot(io::Io& io, ChunkStore& store, uint64_t* longest_pass_cpu_us) {
   return ok_status();
 }
 
-Status measure(io::Io& io, const std::string& path, ScaleReport* report) {
+// Until every chunk is known by its checksums.
+Status fill_table(io::Io& io, ChunkStore& store) {
+  store.dedup_spaces(kTarget, {&kSpace, 1});
+  while (store.dedup_has_work()) {
+    store.dedup(1u << 20);
+    store.tick(clock_us(CLOCK_MONOTONIC));
+    io.run_once(1000);
+  }
+  return store.metrics().poisoned ? Error::of(EIO, "comparing chunks") : ok_status();
+}
+
+Status measure(io::Io& io, const std::string& path, ScaleContents contents, ScaleReport* report) {
   FormatOptions format;
   format.cluster = cluster_id();
   format.targets = {kTarget};
@@ -150,11 +164,13 @@ Status measure(io::Io& io, const std::string& path, ScaleReport* report) {
     empty_bytes = resident_bytes();
     FFS_TRY_STATUS(empty->close());
   }
-  FFS_TRY_STATUS(write_chunks(path, report->chunks, &report->snapshot_bytes));
+  const bool shared = contents == ScaleContents::shared_by_two;
+  FFS_TRY_STATUS(write_chunks(path, report->chunks, shared, &report->snapshot_bytes));
   const uint64_t start = clock_us(CLOCK_MONOTONIC), start_cpu = clock_us(CLOCK_PROCESS_CPUTIME_ID);
   FFS_TRY(std::unique_ptr<ChunkStore> store, open_image(io, path));
   report->open_us = clock_us(CLOCK_MONOTONIC) - start;
   report->open_cpu_us = clock_us(CLOCK_PROCESS_CPUTIME_ID) - start_cpu;
+  if (contents != ScaleContents::plain) FFS_TRY_STATUS(fill_table(io, *store));
   const uint64_t resident = resident_bytes();
   report->resident_bytes = resident > empty_bytes ? resident - empty_bytes : 0;
   report->memory_bytes = store->metrics().memory_bytes;
@@ -193,12 +209,13 @@ std::string ScaleReport::json() const {
   return line;
 }
 
-Result<ScaleReport> measure_scale(io::Io& io, const std::string& path, uint64_t chunks) {
+Result<ScaleReport> measure_scale(io::Io& io, const std::string& path, uint64_t chunks,
+                                  ScaleContents contents) {
   if (chunks == 0) return Error::of(EINVAL, "a scale of no chunks");
   if (access(path.c_str(), F_OK) == 0) return Error::of(EEXIST, "the file of a measurement exists");
   ScaleReport report;
   report.chunks = chunks;
-  Status status = measure(io, path, &report);
+  Status status = measure(io, path, contents, &report);
   unlink(path.c_str());
   FFS_TRY_STATUS(status);
   return report;

@@ -10,6 +10,12 @@
 
 namespace ffs::engine {
 
+enum class ScaleContents : uint8_t {
+  plain,          // all different; nobody asks
+  compared,       // all different, in a space that deduplicates: each is known by its checksums
+  shared_by_two,  // such a space, in which each slot is that of two chunks
+};
+
 struct ScaleReport {
   uint64_t chunks = 0;
   uint64_t device_bytes = 0;
@@ -31,6 +37,7 @@ struct ScaleReport {
 // Makes a sparse file at `path` (it must not exist; it is removed afterwards) for `chunks` chunks of 1 MiB
 // with 16 checksums each, which stand in its snapshot and were never written, and opens, snapshots and closes
 // it. Blocks; takes seconds for a million. Errors: those of format and open, EEXIST.
-Result<ScaleReport> measure_scale(io::Io& io, const std::string& path, uint64_t chunks);
+Result<ScaleReport> measure_scale(io::Io& io, const std::string& path, uint64_t chunks,
+                                  ScaleContents contents = ScaleContents::plain);
 
 }  // namespace ffs::engine

@@ -187,6 +187,7 @@ void ChunkStore::Impl::snapshot_progress(uint64_t block, uint64_t sync) {
   next.replay_record = snap.position.record;
   next.replay_incarnation = incarnation;
   next.snapshot_ms = unix_ms();
+  if (dedup.wants_feature()) next.incompat |= kIncompatShared;
   seal_superblock(&next);
   std::memcpy(super_buffer, &next, sizeof next);
   snap.op.done = [](io::Op* op) {
@@ -208,6 +209,7 @@ void ChunkStore::Impl::snapshot_progress(uint64_t block, uint64_t sync) {
 
 void ChunkStore::Impl::snapshot_written() {
   super = snap.next_super;
+  identity.features_incompat = super.incompat;
   snap.active = false;
   journal->cut(snap.position);
   counters.snapshots++;

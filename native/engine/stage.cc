@@ -69,10 +69,6 @@ const char* ChunkStore::Impl::stage_error(const StageOp& op, int* code) const {
   return nullptr;
 }
 
-bool ChunkStore::Impl::fenced_client(ClientId client) const {
-  return client.value != 0 && state->fenced.find(client.value) != nullptr;
-}
-
 void ChunkStore::Impl::stage(StageOp* op) {
   op->p.mode = kUpdateMode;
   enqueue(op);
@@ -290,7 +286,8 @@ void ChunkStore::Impl::choose_path(StageOp* op, const Image* base, uint32_t chun
   p.new_length = std::max(old_length, end);
   p.stored = std::max(old_stored, end);
   p.path = kRebuild;
-  if (p.base_place == 0 || align_up(p.stored) > slot_bytes(p.place_class)) return;
+  const bool shared = base != nullptr && (base->flags & kFlagSharedSlot) != 0;  // others read those bytes
+  if (p.base_place == 0 || shared || align_up(p.stored) > slot_bytes(p.place_class)) return;
   bool room_for_overlay =
       state->chunk_record_bytes(chunk) + kDeferredBytes + 2 * kBlock < kMaxChunkRecordBytes;
   uint32_t count, bytes;

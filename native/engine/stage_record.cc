@@ -18,6 +18,7 @@ Image ChunkStore::Impl::image_of(StageOp* op, const Image* base) const {
   if (op->kind == UpdateKind::replace) attributes.codec = op->attributes.codec;
   image.set_attributes(attributes);
   if (op->kind == UpdateKind::remove) image.codec = 0;
+  if (base != nullptr && p.place != 0 && p.place == base->place) image.flags |= base->flags & kFlagSharedSlot;
   if (p.path == kRebuild || p.path == kFresh) p.first_changed = 0, p.end_changed = image.granules();
   return image;
 }

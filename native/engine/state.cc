@@ -161,6 +161,7 @@ const char* State::install(uint16_t target, const StageRecord& record, std::span
     account_place(chunk, index[chunk].image);
   }
   index.drop_live_if_idle(chunk);
+  if (listener != nullptr) listener->version_committed(chunk);
   return nullptr;
 }
 
@@ -171,6 +172,15 @@ void State::erase(uint16_t target, const ChunkKey& key) {
 // The new slot holds what the old one held with its overlays (of which a replay may know more than the
 // store did when it moved the chunk).
 const char* State::move(uint16_t target, const MoveRecord& record) {
+  return put_elsewhere(target, record, false);
+}
+
+// The same, with a slot that others may name. Staying where it is, it is only marked so.
+const char* State::share(uint16_t target, const ShareRecord& record) {
+  return put_elsewhere(target, {record.key, record.version, record.place, record.place_class, {}}, true);
+}
+
+const char* State::put_elsewhere(uint16_t target, const MoveRecord& record, bool shared) {
   uint32_t chunk = index.find(target, record.key);
   if (chunk == 0 || record.version.none() || index[chunk].image.version != record.version)
     return "a move of a version that isn't committed";
@@ -180,20 +190,24 @@ const char* State::move(uint16_t target, const MoveRecord& record) {
   moved.place_class = record.place_class & 15;
   const bool fits = record.place_class < kClasses && image.stored <= slot_bytes(record.place_class) &&
                     record.place >> kPlaceBits == 0 && image_error(0, moved, {}) == nullptr;
-  if (image.place == 0 || record.place == 0 || record.place == image.place || !fits)
+  const bool stays = record.place == image.place;
+  if (image.place == 0 || record.place == 0 || (stays && !shared) || !fits)
     return "a move that leads nowhere";
   if (slot_shared(chunk, image)) return "a move out of a slot that a pending version shares";
   Accounting accounting(*this, chunk);
   const uint64_t old_place = image.place;
   const uint8_t old_class = image.place_class;
+  const bool was_shared = (image.flags & kFlagSharedSlot) != 0;
   const uint32_t overlay = image.overlay;
   image.place = record.place;
   image.place_class = record.place_class;
   image.overlay = 0;
   image.high_blocks = 0;
+  image.flags = (image.flags & ~uint64_t{kFlagSharedSlot}) | (shared ? kFlagSharedSlot : 0);
   raise_high(image, {});
   usage[target].allocated_bytes += slot_bytes(record.place_class) - slot_bytes(old_class);
-  if (listener != nullptr) listener->slot_unused(old_place, old_class);
+  if (listener != nullptr && !stays)
+    listener->slot_unused(old_place, old_class, was_shared, {target, record.key.space()});
   unref_overlay(overlay);
   return nullptr;
 }

@@ -14,16 +14,6 @@
 
 namespace ffs::engine {
 
-// Told what became unused. In replay nobody listens: places may clash in between then.
-class StateListener {
- public:
-  virtual void slot_unused(uint64_t place, uint8_t place_class) = 0;
-  virtual void overlay_unused(uint8_t* bytes, uint32_t blocks) = 0;
-
- protected:
-  ~StateListener() = default;
-};
-
 struct RetryKey {
   uint16_t target = 0;
   ClientId client;
@@ -45,6 +35,20 @@ struct SpaceKey {
 struct SpaceKeyHash {
   size_t operator()(const SpaceKey& k) const { return mix64(k.space ^ mix64(k.target)); }
 };
+// Told what became unused. In replay nobody listens: places may clash in between then.
+class StateListener {
+ public:
+  // `shared`: by the version that let go of it, which was of that space; others may name it still.
+  virtual void slot_unused(uint64_t place, uint8_t place_class, bool shared, const SpaceKey& space) = 0;
+  virtual void version_committed(uint32_t chunk) = 0;
+  // The committed version of the chunk goes; it is still as it was.
+  virtual void version_leaves(uint32_t chunk) = 0;
+  virtual void overlay_unused(uint8_t* bytes, uint32_t blocks) = 0;
+
+ protected:
+  ~StateListener() = default;
+};
+
 // The use of one space, kept up to date by every change of its chunks that the first walk has passed.
 struct SpaceAccount {
   uint64_t chunks = 0;
@@ -80,6 +84,7 @@ class State {
   const char* install(uint16_t target, const StageRecord& record, std::span<const uint32_t> sums);
   void erase(uint16_t target, const ChunkKey& key);
   const char* move(uint16_t target, const MoveRecord& record);
+  const char* share(uint16_t target, const ShareRecord& record);
   void drop_pendings(uint32_t chunk);  // the chunk may be gone afterwards
   // Snapshot records; the chunk first, its pendings after it.
   // `in_order`: the chunk comes after all others.
@@ -160,6 +165,7 @@ class State {
   void retry_change(uint16_t target, ClientId client, ChainId chain, uint32_t channel,
                     const RetryEntry& entry);
   void drop_image(uint32_t chunk, Image& image);
+  const char* put_elsewhere(uint16_t target, const MoveRecord& record, bool shared);
   void commit_up_to(uint32_t chunk, size_t at);
   void add_pending(uint32_t chunk, const StageRecord& record, Image image, const Image* base,
                    std::span<const uint32_t> changed_sums, std::span<const OverlayView> overlays);

@@ -155,6 +155,8 @@ void State::account_place(uint32_t chunk, const Image& image) {
 
 // `image` must still stand where slot_shared looks, and is left empty.
 void State::drop_image(uint32_t chunk, Image& image) {
+  const bool committed = &image == &index[chunk].image;
+  if (committed && listener != nullptr) listener->version_leaves(chunk);
   index.sums.remove(image.sums, image.granules());
   if (image.place != 0) {
     if (slot_shared(chunk, image)) {
@@ -167,7 +169,10 @@ void State::drop_image(uint32_t chunk, Image& image) {
       for (Pending& pending : index.live(chunk).pendings) raise(pending.image);
     } else {
       usage[index[chunk].target].allocated_bytes -= slot_bytes(image.place_class);
-      if (listener != nullptr) listener->slot_unused(image.place, image.place_class);
+      if (listener != nullptr) {
+        listener->slot_unused(image.place, image.place_class, (image.flags & kFlagSharedSlot) != 0,
+                              {index[chunk].target, index[chunk].key.space()});
+      }
     }
   }
   uint32_t overlay = image.overlay;
@@ -197,6 +202,7 @@ void State::commit_up_to(uint32_t chunk, size_t at) {
     c.image = pendings[at].image;
   }
   pendings.erase(pendings.begin(), pendings.begin() + static_cast<ptrdiff_t>(at) + 1);
+  if (listener != nullptr && c.image.place != 0) listener->version_committed(chunk);
 }
 
 void State::erase_if_empty(uint32_t chunk) {

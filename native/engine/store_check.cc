@@ -6,7 +6,7 @@
 namespace ffs::engine {
 
 std::string ChunkStore::Impl::check_consistency() const {
-  std::vector<std::pair<uint64_t, uint8_t>> named;
+  std::vector<std::pair<uint64_t, uint8_t>> named, shared;
   uint64_t committed = 0, record_bytes = 0;
   std::vector<TargetUsage> usage(identity.targets.size());
   ChunkKey zero{};
@@ -16,9 +16,11 @@ std::string ChunkStore::Impl::check_consistency() const {
     const Chunk& c = state->index[chunk];
     walked++;
     if (state->index.find(c.target, c.key) != chunk) return "the hash doesn't find a chunk of the order";
-    std::vector<std::pair<uint64_t, uint8_t>> own;
+    std::vector<std::pair<uint64_t, uint8_t>> own, own_shared;
     auto name = [&](const Image& image) {
-      if (image.place != 0) own.emplace_back(image.place, image.place_class);
+      if (image.place == 0) return;
+      auto& list = (image.flags & kFlagSharedSlot) != 0 ? own_shared : own;
+      list.emplace_back(image.place, image.place_class);
     };
     if (!c.image.version.none()) {
       committed++;
@@ -29,10 +31,14 @@ std::string ChunkStore::Impl::check_consistency() const {
     if (const Live* live = state->index.live_if(chunk)) {
       for (const Pending& pending : live->pendings) name(pending.image);
     }
-    std::sort(own.begin(), own.end());
-    own.erase(std::unique(own.begin(), own.end()), own.end());
-    for (const auto& [place, place_class] : own) usage[c.target].allocated_bytes += slot_bytes(place_class);
+    for (auto* list : {&own, &own_shared}) {
+      std::sort(list->begin(), list->end());
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+      for (const auto& [place, place_class] : *list)
+        usage[c.target].allocated_bytes += slot_bytes(place_class);
+    }
     named.insert(named.end(), own.begin(), own.end());
+    shared.insert(shared.end(), own_shared.begin(), own_shared.end());
     record_bytes += state->chunk_record_bytes(chunk);
     chunk = state->index.lower_bound(c.target, c.key, true);
   }
@@ -47,6 +53,9 @@ std::string ChunkStore::Impl::check_consistency() const {
   }
   if (record_bytes + state->table_bytes() != state->snapshot_bytes())
     return "the size of a snapshot is wrong";
+  std::string miscounted = dedup.check(&shared);
+  if (!miscounted.empty()) return miscounted;
+  named.insert(named.end(), shared.begin(), shared.end());
   for (const Quarantined& q : quarantine) named.emplace_back(q.place, q.place_class);
   slot_uses.for_each([&](uint64_t place, const SlotUse& use) {
     if (use.dying) named.emplace_back(place, use.place_class);

@@ -95,6 +95,7 @@ void ChunkStore::Impl::pump() {
   retry_apply_waiters();
   retry_space_waiters();
   step_compaction();
+  dedup.step();
   step_discards(false);
   // What waits for room waits for commits to be durable too, which nobody else may ask for.
   const bool waits = !stage_waiters.empty() || !apply_waiters.empty();
@@ -189,8 +190,17 @@ void ChunkStore::Impl::unref_slot(uint64_t place) {
   if (!apply_queue.empty() || !stage_waiters.empty()) schedule_pump();
 }
 
-void ChunkStore::Impl::slot_unused(uint64_t place, uint8_t place_class) {
+void ChunkStore::Impl::version_committed(uint32_t chunk) {
+  if (!replaying) dedup.committed(chunk);
+}
+
+void ChunkStore::Impl::version_leaves(uint32_t chunk) {
+  if (!replaying) dedup.leaves(chunk, state->index[chunk].image);
+}
+
+void ChunkStore::Impl::slot_unused(uint64_t place, uint8_t place_class, bool shared, const SpaceKey& space) {
   if (replaying) return;
+  if (shared && !dedup.drop_name(place, place_class, space)) return;
   SlotUse* use = slot_uses.find(place);
   if (use != nullptr) {
     use->dying = true;
@@ -259,7 +269,7 @@ void ChunkStore::Impl::tick(uint64_t now) {
 bool ChunkStore::Impl::idle() const {
   return stages_in_flight == 0 && reads_in_flight == 0 && durable_waiters.empty() && ops_deferred == 0 &&
          !journal->busy() && applying == 0 && releases.empty() && !snap.active && !pump_scheduled &&
-         compaction.in_flight == 0 && discards_in_flight == 0;
+         compaction.in_flight == 0 && dedup.in_flight() == 0 && discards_in_flight == 0;
 }
 
 }  // namespace ffs::engine

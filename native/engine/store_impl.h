@@ -9,6 +9,7 @@
 //   space.cc        updates that wait for a slot         compact.cc, move.cc slabs emptied
 //   discard.cc      slabs given back to the device
 //   access.cc       access times, use of spaces, samples
+//   dedup.cc, dedup_names.cc equal chunks in one slot
 #pragma once
 
 #include <ctime>
@@ -21,6 +22,7 @@
 #include "engine/allocator.h"
 #include "engine/chunk_store.h"
 #include "engine/compact.h"
+#include "engine/dedup.h"
 #include "engine/granule_sums.h"
 #include "engine/journal.h"
 #include "engine/state.h"
@@ -163,7 +165,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   };
   void ref_slot(uint64_t place);
   void unref_slot(uint64_t place);
-  void slot_unused(uint64_t place, uint8_t place_class) override;
+  void slot_unused(uint64_t place, uint8_t place_class, bool shared, const SpaceKey& space) override;
+  void version_committed(uint32_t chunk) override;
+  void version_leaves(uint32_t chunk) override;
   void overlay_unused(uint8_t* bytes, uint32_t blocks) override;
   uint8_t* overlay_memory(uint32_t blocks);
   void quarantine_slot(uint64_t place, uint8_t place_class);
@@ -413,6 +417,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   uint32_t apply_writes = 0;  // of them, in flight
   SnapshotWriter snap;
   Compaction compaction;
+  Dedup dedup{*this};
   std::vector<MoveWork*> free_moves;
   uint32_t places_held = 0;   // slots that were taken and that no record names yet
   bool slabs_wanted = false;  // while waiters are retried: one before needs a slab

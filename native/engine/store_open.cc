@@ -24,8 +24,8 @@ ChunkStore::Impl::~Impl() {
   // Nobody waits any more, but what the kernel or the queue of the Io holds must come back first.
   closing = true;
   while (pump_scheduled || ops_deferred > 0 || snap.active || compaction.in_flight > 0 ||
-         discards_in_flight > 0 || burials > 0 || applying > apply_waiting_sync.size() ||
-         (journal != nullptr && journal->busy())) {
+         dedup.in_flight() > 0 || discards_in_flight > 0 || burials > 0 ||
+         applying > apply_waiting_sync.size() || (journal != nullptr && journal->busy())) {
     io.run_once(1000);
   }
   // Overlays that are still named belong to the pools or the heap.
@@ -156,6 +156,7 @@ Status ChunkStore::Impl::close() {
     }
   };
   compaction.stopped = true;
+  dedup.stop();
   drain();
   while (discarding && !poisoned && (allocator->due_slabs() > 0 || discards_in_flight > 0)) {
     step_discards(true);

@@ -52,7 +52,11 @@ struct StoreMetrics {
   uint64_t discards = 0, discarded_bytes = 0, discard_failures = 0;
   uint64_t discards_due_bytes = 0;  // freed slabs that weren't discarded yet
   uint64_t waiting_for_room = 0;    // of `waiting`: updates that find no slot now
-  uint64_t memory_bytes = 0;        // for the chunks and the map of slots (docs/operations.md, Memory)
+  // Content deduplication since open; what it saves now, in slots.
+  uint64_t dedup_compared_bytes = 0, dedup_differ = 0;  // checksums equal, bytes not
+  uint64_t dedup_shared = 0, dedup_shared_bytes = 0;
+  uint64_t shared_chunks = 0, saved_bytes = 0;
+  uint64_t memory_bytes = 0;  // for the chunks and the map of slots (docs/operations.md, Memory)
 };
 
 // What compaction would do good for. soon: few slabs are free and some could be. urgent: updates wait for a
@@ -102,15 +106,20 @@ struct SpaceUse {
   uint64_t chunks = 0;
   uint64_t allocated_bytes = 0;  // slots
   bool ready = false;            // false: not asked for, or its chunks are still being counted
+  // Of them: chunks whose slot others name as well, and the slots that there would be without (of all chunks
+  // that share, also while others are being counted).
+  uint64_t shared_chunks = 0;
+  uint64_t saved_bytes = 0;
 };
 
 // A committed chunk as eviction sees it.
 struct ChunkSample {
   ChunkKey key;
   Version version;
-  uint32_t allocated_bytes = 0;  // its slot
+  uint32_t allocated_bytes = 0;  // its slot, as if nobody shared it
   Access access;
   bool pinned = false;
+  bool shared = false;  // others name its slot: it isn't free when this one goes
   uint64_t expiry_ms = 0;
 };
 

@@ -54,8 +54,8 @@ enum class OpKind : uint8_t { none, read, write, datasync, discard, deferred, po
 
 // Whom a read or write is for. Those of the background are cut into pieces, which stand behind everything of
 // clients and start when the Gate says so; without a gate all go alike.
-enum class OpClass : uint8_t { client, recovery, compaction, scrub, eviction };
-constexpr size_t kOpClasses = 5;
+enum class OpClass : uint8_t { client, recovery, compaction, scrub, eviction, dedup };
+constexpr size_t kOpClasses = 6;
 
 struct Op {
   Done done = nullptr;    // set by the owner

@@ -11,7 +11,7 @@ namespace {
 using io::OpClass;
 
 // By OpClass; clients have no turns.
-constexpr std::array<uint64_t, io::kOpClasses> kWeights = {1, 8, 4, 1, 4};
+constexpr std::array<uint64_t, io::kOpClasses> kWeights = {1, 8, 4, 1, 4, 1};
 
 }  // namespace
 

@@ -32,6 +32,7 @@ void each_field(Options& o, Visit visit) {
   visit("may_fill", o.may_fill);
   visit("ahead", o.ahead);
   visit("after", o.after);
+  visit("dedup", o.dedup);
   visit("sector", o.device.sector_bytes);
   visit("protected", o.device.protected_cache);
   visit("lying", o.lying_device);
@@ -41,6 +42,7 @@ void each_field(Options& o, Visit visit) {
   visit("mutant_replay", o.mutants.replay_without_verification);
   visit("mutant_reuse", o.mutants.reuse_slot_before_flush);
   visit("mutant_discard", o.mutants.discard_before_flush);
+  visit("mutant_share", o.mutants.free_shared_with_first_name);
 }
 
 Superblock layout_of(const io::SimImage& image) {

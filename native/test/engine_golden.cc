@@ -290,6 +290,20 @@ TEST_CASE("golden: a chunk that moved") {
   compare("journal_move", sealed(writer, header, memory));
 }
 
+TEST_CASE("golden: a chunk that shares its slot") {
+  std::vector<uint8_t> memory(kMaxBlockBytes);
+  Writer writer(memory.data() + sizeof(BlockHeader), memory.size() - sizeof(BlockHeader));
+  encode_simple(writer, RecordType::share, 1,
+                ShareRecord{golden_key(), golden_version(22), 0x6000, 5, kShareStays, {}});
+  BlockHeader header{};
+  header.magic = kJournalMagic;
+  header.sequence = 1'003;
+  header.mark = 1'002;
+  header.first_record = 5'018;
+  header.record_count = 1;
+  compare("journal_share", sealed(writer, header, memory));
+}
+
 TEST_CASE("golden: the digest of a chunk, as docs/disk_format.md has it") {
   const uint32_t sums[3] = {0x01234567, 0x89abcdef, 0x0badcafe};
   ChunkInfo info;

@@ -102,6 +102,8 @@ struct Harness {
     options.write_ahead_bytes = write_ahead_bytes;
     options.records_beside_data = records_beside_data;
     options.release_step_chunks = release_step_chunks;
+    options.dedup_rest_us = 0;
+    options.max_slot_names = max_slot_names;
     options.write_cache = io->device().protected_cache ? WriteCache::is_protected : WriteCache::is_volatile;
     if (space) {
       options.discard = Discard::on;
@@ -254,6 +256,7 @@ struct Harness {
   uint64_t clock_us = 1000;
   uint64_t reads = 0;
   uint32_t release_step_chunks = 128;
+  uint32_t max_slot_names = 65535;
   uint32_t granule_sums = 1024;
   uint64_t write_ahead_bytes = OpenOptions{}.write_ahead_bytes;
   bool records_beside_data = true;

@@ -71,6 +71,8 @@ void Model::start_one() {
   const uint64_t choice = random_() % 100;
   if (releasing_) {
     host_->tick();
+  } else if (options_.dedup && random_() % 4 == 0) {
+    start_dedup();
   } else if (options_.space && random_() % 8 == 0) {
     start_compaction();
   } else if (options_.transfers && random_() % 5 == 0) {
@@ -94,6 +96,8 @@ void Model::start_one() {
 
 void Model::operate(Host& host, uint64_t operations, bool leave_running) {
   host_ = &host;
+  const uint64_t space = key_of(0).space();  // of all keys below 100
+  if (options_.dedup) store().dedup_spaces(kModelTarget, {&space, 1});
   for (uint64_t started = 0; started < operations && failure_.empty();) {
     if (running_.size() < options_.max_in_flight && random_() % 3 != 0) {
       started++;

@@ -108,6 +108,7 @@ struct ModelOptions {
   bool space = false;      // slabs come free, are emptied by moves and discarded
   bool huge = false;       // now and then chunks of up to 16 MiB
   bool may_fill = false;   // ENOSPC is an answer
+  bool dedup = false;      // equal contents, which come to share slots
 };
 
 // What a store turned out to hold after a restart.
@@ -170,6 +171,8 @@ class Model {
   bool arriving(uint64_t key, const ModelVersion& version);
   void commit_up_to(uint64_t key, size_t at, bool wait);
   void start_compaction();
+  void commit_some();
+  void start_dedup();
   void start_refusal();
   void start_read();
   void check_read(const Running& running);

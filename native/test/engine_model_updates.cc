@@ -46,6 +46,15 @@ void Model::shape_update(StageOp& op, const Bytes& old, std::shared_ptr<std::vec
     if (op.offset >= kMaxChunkBytes) op.offset = 0;
     op.length = std::min(op.length, kMaxChunkBytes - op.offset);
   }
+  if (options_.dedup && random_() % 4 != 0) {  // one of a few contents
+    const uint64_t content = random_() % 3;
+    op.kind = UpdateKind::replace;
+    op.offset = 0;
+    op.length = 65'536 + static_cast<uint32_t>(content) * 30'000;
+    *data = random_bytes(op.length, 900 + content);
+    **result = *data;
+    return;
+  }
   *data = random_bytes(op.length, random_());
   if (op.kind == UpdateKind::replace) {
     **result = *data;
@@ -135,11 +144,21 @@ void Model::commit_up_to(uint64_t key, size_t at, bool wait) {
 
 // Only chunks without pending versions are moved.
 void Model::start_compaction() {
+  commit_some();
+  store().compact(1u << (16 + random_() % 8));
+}
+
+// The same goes for sharing.
+void Model::start_dedup() {
+  commit_some();
+  store().dedup(1u << (16 + random_() % 8));
+}
+
+void Model::commit_some() {
   for (uint64_t key = 0; key < options_.keys && random_() % 16 != 0; key++) {
     const size_t count = chunks_[key].now().pendings.size();
     if (count > 0) commit_up_to(key, count - 1, false);
   }
-  store().compact(1u << (16 + random_() % 8));
 }
 
 // Refuses the newest pending version, also one whose data is on the way, or an update that never came.

@@ -100,6 +100,7 @@ struct SpaceStore {
   Mutants mutants;
   std::map<uint64_t, SpaceChunk> chunks;  // what is there
   uint64_t next_version = 1;
+  uint64_t same_seed = 0;  // not 0: all that is put has these bytes
   uint64_t clock_us = 1000;
 
  private:

@@ -95,7 +95,9 @@ std::unique_ptr<SpaceStore::Job> SpaceStore::start(UpdateKind kind, uint64_t n, 
   job->n = n;
   job->after.version = next_version++;
   job->after.size = size;
-  job->after.seed = kind == UpdateKind::truncate ? known->second.seed : job->after.version;
+  job->after.seed = kind == UpdateKind::truncate ? known->second.seed
+                    : same_seed != 0             ? same_seed
+                                                 : job->after.version;
   job->removes = kind == UpdateKind::remove;
   StageOp& op = job->op;
   if (kind == UpdateKind::replace && size > 0) {

@@ -231,6 +231,14 @@ def test_record_of_a_move() -> None:
     assert move.fixed == KEY + struct.pack("<IIQ QB7x", 3, 4, 22, 0x6000, 5)
 
 
+def test_record_of_a_shared_slot() -> None:
+    data = load("journal_share")
+    header = block_header(data, b"FFJ1")
+    (share,) = records(data, header)
+    assert (share.type, share.target, share.rest) == (15, 1, b"")
+    assert share.fixed == KEY + struct.pack("<IIQ QBB6x", 3, 4, 22, 0x6000, 5, 1)  # it stays where it is
+
+
 M64 = (1 << 64) - 1
 
 
@@ -289,7 +297,8 @@ def test_documentation_example() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["superblock", "journal_block", "journal_recovery", "journal_move", "snapshot_slice"]
+    "name",
+    ["superblock", "journal_block", "journal_recovery", "journal_move", "journal_share", "snapshot_slice"],
 )
 def test_a_flipped_bit_is_noticed(name: str) -> None:
     data = bytearray(load(name))
