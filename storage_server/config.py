@@ -56,6 +56,7 @@ class StorageConfig:
     pool_bytes: int  # a device's buffers; 0: the native default
     domain: str  # failure domain (rack, power feed); "": the node is its own
     scrub_bytes_per_s: int  # a device is read and checked at that rate; 0: not at all
+    dedup_bytes_per_s: int  # of a device that are compared to find equal blocks; 0: none are looked for
     sync_share_percent: int  # of a device that background work may take while clients are served
     start_timeout_s: float  # how long to wait for the metadata service at start
     ready_file: str
@@ -130,6 +131,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         pool_bytes=parse_size(known.pool_size),
         domain=_domain(known.domain),
         scrub_bytes_per_s=parse_size(known.scrub_rate),
+        dedup_bytes_per_s=parse_size(known.dedup_rate),
         sync_share_percent=known.sync_share,
         start_timeout_s=known.start_timeout_s,
         ready_file=known.ready_file,
@@ -191,6 +193,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--pool-size", default="0", help="buffers for each device (0: 256M)")
     add("--domain", default="", help="failure domain: the node's rack or power feed (default: its own)")
     add("--scrub-rate", default="4M", help="bytes a second of each device that are read and checked; 0: none")
+    add(
+        "--dedup-rate",
+        default="64M",
+        help="bytes a second of each device that are compared to find equal KV blocks, in spaces that ask "
+        "for it; 0: none",
+    )
     add(
         "--sync-share",
         type=int,

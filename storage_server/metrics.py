@@ -52,6 +52,9 @@ COUNTERS: Final = {
     "discards": ("ffs_discards_total", "ranges given back to the device", 1.0),
     "discarded_bytes": ("ffs_discarded_bytes_total", "bytes given back to the device", 1.0),
     "discard_failures": ("ffs_discard_failures_total", "discards that the device refused", 1.0),
+    "dedup_bytes": ("ffs_dedup_bytes_total", "bytes read and compared to find equal blocks", 1.0),
+    "dedup_shared": ("ffs_dedup_shared_total", "blocks put into the slot of an equal one", 1.0),
+    "dedup_differ": ("ffs_dedup_differ_total", "blocks of equal checksums and other bytes", 1.0),
 }
 GAUGES: Final = {
     "longest_step_us": ("ffs_longest_step_seconds", "longest step of the loop since the start", 1e-6),
@@ -77,6 +80,8 @@ GAUGES: Final = {
     "snapshot_age_us": ("ffs_snapshot_age_seconds", "since the last snapshot, or the start", 1e-6),
     "overlay_bytes": ("ffs_overlay_bytes", "small updates that wait to be applied in place", 1.0),
     "discards_due_bytes": ("ffs_discards_due_bytes", "freed and not given back to the device yet", 1.0),
+    "shared_chunks": ("ffs_shared_chunks", "chunks in slots that others have too", 1.0),
+    "saved_bytes": ("ffs_dedup_saved_bytes", "space that there would be used without sharing", 1.0),
     "free_slabs": ("ffs_free_slabs", "slabs of 16 MiB that no size class holds", 1.0),
     "waiting_for_room": ("ffs_waiting_for_room", "updates that wait for compaction to make room", 1.0),
 }
@@ -103,6 +108,8 @@ SPACES: Final = {
     "evicted_chunks": ("ffs_space_evicted_total", "counter", "chunks evicted to make room, by the head"),
     "evicted_bytes": ("ffs_space_evicted_bytes_total", "counter", "space that evictions have given back"),
     "expired_chunks": ("ffs_space_expired_total", "counter", "chunks removed because they had expired"),
+    "shared_chunks": ("ffs_space_shared_chunks", "gauge", "of the chunks: in slots that others have too"),
+    "saved_bytes": ("ffs_space_saved_bytes", "gauge", "space that there would be used without sharing"),
     "hits": ("ffs_space_hits_total", "counter", "uses of chunks that were there, at this target"),
 }
 

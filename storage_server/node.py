@@ -344,6 +344,7 @@ def _policy(policy: proto.SpacePolicy) -> SpacePolicy:
         quota_bytes=policy.quota_bytes,
         ttl_ms=policy.ttl_ms,
         evictable=bool(policy.flags & proto.SPACE_EVICTABLE),
+        dedup=bool(policy.flags & proto.SPACE_DEDUP),
     )
 
 
@@ -357,6 +358,8 @@ def _use(use: SpaceUse) -> proto.SpaceUse:
         evicted_bytes=use.evicted_bytes,
         hits=use.hits,
         expired_chunks=use.expired_chunks,
+        shared_chunks=use.shared_chunks,
+        saved_bytes=use.saved_bytes,
     )
 
 

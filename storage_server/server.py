@@ -99,6 +99,7 @@ async def _run_node(
         failure_timeout_ms=registered.failure_timeout_ms,
         sync_share_percent=config.sync_share_percent,
         scrub_bytes_per_s=config.scrub_bytes_per_s,
+        dedup_bytes_per_s=config.dedup_bytes_per_s,
         peer_key=peer_key(secret) if secret is not None else None,
     )
     poller.cluster = cluster

@@ -154,6 +154,11 @@ class ShardMetrics:
     discarded_bytes: int
     discard_failures: int
     discards_due_bytes: int
+    dedup_bytes: int
+    dedup_shared: int
+    dedup_differ: int
+    shared_chunks: int
+    saved_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,7 @@ class SpacePolicy:
     evictable: bool
     quota_bytes: int
     ttl_ms: int
+    dedup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,8 @@ class SpaceUse:
     hits: int
     expired_chunks: int
     ready: bool
+    shared_chunks: int = 0
+    saved_bytes: int = 0
 
 
 def clock_ms() -> int:
@@ -194,7 +202,8 @@ class NativeServer:
     node, incarnation, cluster: who it is. bind_host: numeric. socket_dir: where the Unix sockets of the
     transport `local` go, None for none. Sizes in bytes, 0 for defaults (ffs.h). failure_timeout_ms: the
     cluster's; sync_share_percent: of the device that background work may take beside clients;
-    scrub_bytes_per_s: a device, 0 for no scrub; peer_key: what servers prove to each other, then only signed
+    scrub_bytes_per_s: a device, 0 for no scrub; dedup_bytes_per_s: a device, compared to find equal chunks
+    where spaces ask for it, 0 for none; peer_key: what servers prove to each other, then only signed
     capabilities are taken; None for neither. Any thread.
     """
 
@@ -216,6 +225,7 @@ class NativeServer:
         failure_timeout_ms: int = 0,
         sync_share_percent: int = 0,
         scrub_bytes_per_s: int = 0,
+        dedup_bytes_per_s: int = 0,
         peer_key: bytes | None = None,
     ) -> None:
         self._raw: Any = None
@@ -241,6 +251,7 @@ class NativeServer:
         options.failure_timeout_ms = failure_timeout_ms
         options.sync_share_percent = sync_share_percent
         options.scrub_bytes_per_s = scrub_bytes_per_s
+        options.dedup_bytes_per_s = dedup_bytes_per_s
         if peer_key is not None:
             if len(peer_key) != KEY_BYTES:
                 raise InvalidArgument(f"a peer key has {KEY_BYTES} bytes, not {len(peer_key)}")
@@ -330,6 +341,7 @@ class NativeServer:
         for to, policy in zip(in_c, policies, strict=True):
             to.space, to.chain = policy.space, policy.chain
             to.flags = lib.FFS_SPACE_EVICTABLE if policy.evictable else 0
+            to.flags |= lib.FFS_SPACE_DEDUP if policy.dedup else 0
             to.quota_bytes, to.ttl_ms = policy.quota_bytes, policy.ttl_ms
         check(lib.ffs_server_set_spaces(self.raw, in_c, len(policies)))
 

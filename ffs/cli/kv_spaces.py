@@ -94,7 +94,8 @@ def _looks(
         time.sleep(every_ms / 1000)
 
 
-_HEAD = f"{'used':>10} {'quota':>10} {'blocks':>10} {'hits':>10} {'evicted':>10} {'expired':>10}  space"
+_COLUMNS = ("used", "quota", "blocks", "hits", "evicted", "expired", "saved")
+_HEAD = " ".join(f"{name:>10}" for name in _COLUMNS) + "  space"
 
 
 def rates(before: Usage | None, after: Usage, seconds: float) -> dict[str, float]:
@@ -121,7 +122,8 @@ def _show_line(path: str, before: Usage | None, after: Usage, seconds: float) ->
         f"{format_bytes(after.bytes):>10} {quota:>10} {after.blocks:>10,}"
         f" {counted('hits_per_s', after.hits):>10}"
         f" {counted('evicted_per_s', after.evicted_blocks):>10}"
-        f" {counted('expired_per_s', after.expired_blocks):>10}  {shown(path)}"
+        f" {counted('expired_per_s', after.expired_blocks):>10}"
+        f" {format_bytes(after.saved_bytes) if after.saved_bytes else '-':>10}  {shown(path)}"
     )
 
 
@@ -136,6 +138,8 @@ def _show_json(path: str, before: Usage | None, after: Usage, seconds: float) ->
             "evicted_blocks": after.evicted_blocks,
             "evicted_bytes": after.evicted_bytes,
             "expired_blocks": after.expired_blocks,
+            "shared_blocks": after.shared_blocks,
+            "saved_bytes": after.saved_bytes,
             "chains": after.chains,
             "chains_reported": after.reported,
             **rates(before, after, seconds),

@@ -15,7 +15,7 @@ from ffs.cli.text import format_bytes, format_duration, parse_bytes, parse_durat
 from ffs.errors import InvalidArgument
 from ffs.proto import meta
 from ffs.proto.cluster import TableRoute
-from ffs.proto.records import KV_EVICTABLE, KV_SPACE, KvParams
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KV_SPACE, KvParams
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -73,6 +73,13 @@ def add_create(verbs: Commands) -> None:
     )
     create.add_argument(
         "--exist-ok", action="store_true", help="be content with one that has what is given here"
+    )
+    create.add_argument(
+        "--dedup",
+        action="store_true",
+        default=None,
+        help="servers keep equal blocks once where they meet; for spaces whose tenants store the same under "
+        "keys of their own",
     )
     _add_bounds(create)
 
@@ -142,6 +149,7 @@ def run_create(args: argparse.Namespace) -> int:
             quota_bytes=args.quota,
             ttl_s=args.ttl,
             evictable=args.evictable,
+            dedup=args.dedup,
             exist_ok=args.exist_ok,
             permissions=0o666,
         ).close()
@@ -258,7 +266,8 @@ def bounds_words(kv: KvParams | None) -> str:
         return ""
     quota = f"quota {format_bytes(kv.quota_bytes)}" if kv.quota_bytes else "no quota"
     ttl = f"ttl {format_duration(kv.ttl_ms / 1000)}" if kv.ttl_ms else "no ttl"
-    return f"{quota}, {ttl}, {'evictable' if kv.flags & KV_EVICTABLE else 'not evictable'}"
+    evictable = "evictable" if kv.flags & KV_EVICTABLE else "not evictable"
+    return f"{quota}, {ttl}, {evictable}{', dedup' if kv.flags & KV_DEDUP else ''}"
 
 
 def stat_lines(
@@ -279,6 +288,9 @@ def stat_lines(
     yield f"ttl        {format_duration(kv.ttl_ms / 1000) if kv.ttl_ms else 'none'}"
     yield f"evictable  {'yes' if kv.flags & KV_EVICTABLE else 'no'}"
     yield f"used       {format_bytes(usage.bytes)} in {plural(usage.blocks, 'block')}"
+    if kv.flags & KV_DEDUP:
+        shared = plural(usage.shared_blocks, "block")
+        yield f"dedup      {format_bytes(usage.saved_bytes)} saved, {shared} in a place with others"
     yield (
         f"evicted    {format_bytes(usage.evicted_bytes)} in {plural(usage.evicted_blocks, 'block')} "
         "since the servers started"
@@ -344,6 +356,7 @@ def space_fields(
         "quota_bytes": kv.quota_bytes,
         "ttl_ms": kv.ttl_ms,
         "evictable": bool(kv.flags & KV_EVICTABLE),
+        "dedup": bool(kv.flags & KV_DEDUP),
     }
     if usage is not None:
         fields |= {
@@ -352,6 +365,8 @@ def space_fields(
             "evicted_bytes": usage.evicted_bytes,
             "evicted_blocks": usage.evicted_blocks,
             "expired_blocks": usage.expired_blocks,
+            "shared_blocks": usage.shared_blocks,
+            "saved_bytes": usage.saved_bytes,
             "hits": usage.hits,
             "chains": usage.chains,
             "chains_reported": usage.reported,

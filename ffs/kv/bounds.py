@@ -14,7 +14,7 @@ from ffs.errors import InvalidArgument
 from ffs.kv.geometry import Geometry
 from ffs.proto import meta
 from ffs.proto.cluster import GetSpaces, SpacesReply, SpaceView
-from ffs.proto.records import KV_EVICTABLE, KvParams
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvParams
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -32,6 +32,8 @@ class Bounds:
     """Seconds from a put until its block is gone; 0: it stays."""
     evictable: bool = True
     """Blocks are dropped to make room; without it a full space refuses new ones."""
+    dedup: bool = False
+    """Each target keeps equal blocks once (docs/guides/kv.md, Equal blocks). Chosen at creation."""
 
     def __post_init__(self) -> None:
         check_quota(self.quota_bytes)
@@ -45,7 +47,7 @@ class Bounds:
             quota_bytes=self.quota_bytes,
             ttl_ms=ttl_ms(self.ttl_s),
             identity=identity,
-            flags=KV_EVICTABLE if self.evictable else 0,
+            flags=(KV_EVICTABLE if self.evictable else 0) | (KV_DEDUP if self.dedup else 0),
         )
 
 
@@ -64,6 +66,10 @@ class Usage:
     reported: int
     shares: tuple[Share, ...] = ()
     expired_blocks: int = 0
+    shared_blocks: int = 0
+    """Of `blocks`: those that lie in one place with others of equal content."""
+    saved_bytes: int = 0
+    """What they would take besides, each in a place of its own; `bytes` counts each so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,11 @@ def set_bounds(
 
 
 def differences(
-    kv: KvParams, quota_bytes: int | None, ttl_s: float | None, evictable: bool | None
+    kv: KvParams,
+    quota_bytes: int | None,
+    ttl_s: float | None,
+    evictable: bool | None,
+    dedup: bool | None = None,
 ) -> list[str]:
     """What a space has otherwise than asked for, in words; None asks for nothing."""
     found = []
@@ -120,6 +130,8 @@ def differences(
         found.append(f"a ttl of {kv.ttl_ms / 1000:g} s, not {ttl_s:g}")
     if evictable is not None and evictable != bool(kv.flags & KV_EVICTABLE):
         found.append(f"evictable {'no' if evictable else 'yes'}, not {'yes' if evictable else 'no'}")
+    if dedup is not None and dedup != bool(kv.flags & KV_DEDUP):
+        found.append(f"dedup {'no' if dedup else 'yes'}, not {'yes' if dedup else 'no'}")
     return found
 
 
@@ -155,7 +167,12 @@ def _bounds(attributes: meta.Attributes, path: str) -> Bounds:
     kv = attributes.kv
     if kv is None:
         raise InvalidArgument("isn't a KV space", path)
-    return Bounds(quota_bytes=kv.quota_bytes, ttl_s=kv.ttl_ms / 1000, evictable=bool(kv.flags & KV_EVICTABLE))
+    return Bounds(
+        quota_bytes=kv.quota_bytes,
+        ttl_s=kv.ttl_ms / 1000,
+        evictable=bool(kv.flags & KV_EVICTABLE),
+        dedup=bool(kv.flags & KV_DEDUP),
+    )
 
 
 def _usage(view: SpaceView) -> Usage:
@@ -173,4 +190,6 @@ def _usage(view: SpaceView) -> Usage:
             for share in view.shares
         ),
         expired_blocks=view.expired_chunks,
+        shared_blocks=view.shared_chunks,
+        saved_bytes=view.saved_bytes,
     )

@@ -76,13 +76,20 @@ class Handle:
         quota_bytes: int | None = None,
         ttl_s: float | None = None,
         evictable: bool | None = None,
+        dedup: bool | None = None,
         exist_ok: bool,
         permissions: int,
         identity: bytes = b"",
     ) -> Handle:
         """Makes the space and opens it. Blocking. What is None a space that exists has as it likes; a new one
-        gets no quota, no ttl, and is evictable. Exists: it is there, otherwise than asked for."""
-        bounds = Bounds(quota_bytes=quota_bytes or 0, ttl_s=ttl_s or 0, evictable=evictable is not False)
+        gets no quota, no ttl, is evictable, doesn't deduplicate. Exists: it is there, otherwise than asked
+        for."""
+        bounds = Bounds(
+            quota_bytes=quota_bytes or 0,
+            ttl_s=ttl_s or 0,
+            evictable=evictable is not False,
+            dedup=bool(dedup),
+        )
         core = client.core
         check_layout_options(None, stripe)
         layout = None
@@ -104,7 +111,7 @@ class Handle:
         if opened.created or opened.attributes.kv is None or opened.attributes.layout is None:
             return handle
         wrong = _otherwise(core, opened.attributes.layout, layout)
-        wrong += differences(opened.attributes.kv, quota_bytes, ttl_s, evictable)
+        wrong += differences(opened.attributes.kv, quota_bytes, ttl_s, evictable, dedup)
         if not wrong:
             return handle
         handle.close()

@@ -93,6 +93,7 @@ class Space:
         quota_bytes: int | None = None,
         ttl_s: float | None = None,
         evictable: bool | None = None,
+        dedup: bool | None = None,
         exist_ok: bool = False,
         permissions: int = 0o666,
         identity: bytes = b"",
@@ -104,11 +105,12 @@ class Space:
         Large blocks); they have exactly `block_bytes` then. `replicas`: 1 to 3 copies, by the chain table
         that has them; or `table`: that table by name or id; None: as the directory has it. `stripe`: over how
         many of its chains; None: as the directory has it, by default all. `quota_bytes`, `ttl_s`,
-        `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. `identity`: up to 64 bytes that all
-        users must agree on, kept with the space (ffs.kv.int8 has its shape there). With `exist_ok` a space
-        that is there is welcome if it has the same geometry and identity and whatever else is given; what
-        isn't given stays as it is. Directories above it are made as needed. Blocking. Raises Exists (naming
-        what is otherwise), NotFound (the table), InvalidArgument.
+        `evictable`: see `set_bounds`; None: no quota, no ttl, evictable. `dedup`: servers keep equal blocks
+        once where they meet (docs/guides/kv.md, Equal blocks); None: they don't. `identity`: up to 64 bytes
+        that all users must agree on, kept with the space (ffs.kv.int8 has its shape there). With `exist_ok` a
+        space that is there is welcome if it has the same geometry and identity and whatever else is given;
+        what isn't given stays as it is. Directories above it are made as needed. Blocking. Raises Exists
+        (naming what is otherwise), NotFound (the table), InvalidArgument.
         """
         geometry = Geometry(block_bytes, parts)
         Bounds(
@@ -127,6 +129,7 @@ class Space:
             quota_bytes=quota_bytes,
             ttl_s=ttl_s,
             evictable=evictable,
+            dedup=dedup,
             exist_ok=exist_ok,
             permissions=permissions,
             identity=identity,

@@ -15,6 +15,13 @@ from msgspec import Struct
 
 from ffs.proto.auth import KeySet
 from ffs.proto.common import Message
+from ffs.proto.spaces import SPACE_DEDUP as SPACE_DEDUP
+from ffs.proto.spaces import SPACE_EVICTABLE as SPACE_EVICTABLE
+from ffs.proto.spaces import SpaceChainView as SpaceChainView
+from ffs.proto.spaces import SpaceConfig as SpaceConfig
+from ffs.proto.spaces import SpacePolicy as SpacePolicy
+from ffs.proto.spaces import SpaceUse as SpaceUse
+from ffs.proto.spaces import SpaceView as SpaceView
 
 MAX_REPLICAS: Final = 8  # native/include/ffs/ffs.h, ffs_chain_route.members
 MAX_TARGETS_OF_DEVICE: Final = 64  # ffs_device_info.targets
@@ -24,8 +31,6 @@ DEFAULT_CHAINS_PER_DEVICE: Final = 32
 ROLE_KV: Final = "kv"
 ROLE_BULK: Final = "bulk"
 ROLES: Final = ("", ROLE_KV, ROLE_BULK)
-
-SPACE_EVICTABLE: Final = 1  # SpacePolicy.flags; ffs_space_policy.flags
 
 
 class TargetState(IntEnum):
@@ -197,39 +202,6 @@ class TargetReport(Struct, array_like=True, frozen=True, gc=False, kw_only=True)
     damaged: int = 0
     repaired: int = 0
     scrubbed_bytes: int = 0
-
-
-class SpacePolicy(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
-    """How a chain keeps a KV space (ffs_space_policy): `quota_bytes` is the chain's share of the space's
-    quota, 0: no bound but the device; `ttl_ms` in manager time, 0: none."""
-
-    space: int
-    chain: int
-    quota_bytes: int = 0
-    ttl_ms: int = 0
-    flags: int = 0  # SPACE_EVICTABLE
-
-
-class SpaceConfig(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
-    """The policies of all KV spaces on the chains of a node: they replace those before. A space that isn't in
-    it is never evicted from."""
-
-    revision: tuple[int, int]  # manager's term, number in it
-    policies: tuple[SpacePolicy, ...]
-
-
-class SpaceUse(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
-    """What a target holds of a KV space (ffs_space_use). The counters begin at 0 with each incarnation, and
-    only the head that orders an eviction counts it."""
-
-    target: int
-    space: int
-    chunks: int
-    bytes: int  # as allocated
-    evicted_chunks: int = 0
-    evicted_bytes: int = 0
-    hits: int = 0
-    expired_chunks: int = 0  # removed since they had outlived their TTL; not among the evicted
 
 
 class Heartbeat(Message, tag=106, kw_only=True):
@@ -516,39 +488,6 @@ class ChainView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
     reason: str  # "" when whole
     shared_domain: str
     sync: SyncView | None = None
-
-
-class SpaceChainView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
-    """A chain of a KV space: its share of the quota, and what its head says (`known`: it has said it)."""
-
-    chain: int
-    quota_bytes: int
-    known: bool
-    chunks: int
-    bytes: int
-    evicted_bytes: int
-
-
-class SpaceView(Struct, array_like=True, frozen=True, gc=False, kw_only=True):
-    """A KV space: its bounds, and its use as the heads of its chains say; `reported` of its `chains` have
-    said it. Evictions and hits are counted since the servers started."""
-
-    space: int  # inode id
-    table: int
-    table_version: int
-    block_bytes: int
-    quota_bytes: int  # 0: none
-    ttl_ms: int  # 0: none
-    evictable: bool
-    chunks: int
-    bytes: int  # as allocated, on one replica
-    evicted_chunks: int
-    evicted_bytes: int
-    hits: int
-    chains: int
-    reported: int
-    shares: tuple[SpaceChainView, ...] = ()  # where one space was asked for
-    expired_chunks: int = 0
 
 
 class GetSpaces(Message, tag=128, kw_only=True):

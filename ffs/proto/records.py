@@ -37,10 +37,11 @@ class KvParams(Struct, array_like=True, frozen=True, gc=False):
     quota_bytes: int = 0  # 0: none; over all chains, as allocated on one replica
     ttl_ms: int = 0  # 0: none; in manager time
     identity: bytes = b""  # hash of model and layout identity that all users must agree on
-    flags: int = 0  # KV_EVICTABLE
+    flags: int = 0  # KV_EVICTABLE, KV_DEDUP
 
 
 KV_EVICTABLE: Final = 1  # blocks may be dropped to make room; without it a full space refuses new ones
+KV_DEDUP: Final = 2  # each target keeps equal blocks once; chosen at creation
 
 
 class Inode(Struct, array_like=True, gc=False, kw_only=True):

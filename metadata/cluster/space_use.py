@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ffs.proto.cluster import Heartbeat, SpaceChainView, SpaceUse, SpaceView
-from ffs.proto.records import KV_EVICTABLE, KvIndexEntry
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvIndexEntry
 from metadata.cluster.members import serving_of
 from metadata.cluster.routing import View
 
@@ -109,4 +109,7 @@ def space_view(
         chains=len(shares),
         reported=len(known),
         shares=of_chains,
+        dedup=bool(kv.flags & KV_DEDUP),
+        shared_chunks=sum(head.shared_chunks for head in known),
+        saved_bytes=sum(head.saved_bytes for head in known),
     )

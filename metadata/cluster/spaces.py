@@ -26,7 +26,7 @@ from ffs.proto.cluster import (
     SpaceUse,
     SpaceView,
 )
-from ffs.proto.records import KV_EVICTABLE, KvIndexEntry
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvIndexEntry
 from metadata.cluster.lease import Lease
 from metadata.cluster.routing import View
 from metadata.cluster.shares import Load, rebalance, split
@@ -191,7 +191,7 @@ class Spaces:
                     chain=chain,
                     quota_bytes=shares[chain],
                     ttl_ms=entry.kv.ttl_ms,
-                    flags=entry.kv.flags & KV_EVICTABLE,
+                    flags=entry.kv.flags & (KV_EVICTABLE | KV_DEDUP),
                 )
                 for chain in mine
             ]

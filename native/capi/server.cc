@@ -105,6 +105,7 @@ int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
   if (options.failure_timeout_ms != 0) config.failure_timeout_ms = options.failure_timeout_ms;
   if (options.sync_share_percent != 0) config.sync_share_percent = options.sync_share_percent;
   config.scrub_bytes_per_s = options.scrub_bytes_per_s;
+  config.dedup_bytes_per_s = options.dedup_bytes_per_s;
   if (config.failure_timeout_ms < kLeastFailureTimeoutMs) {
     return fail(EINVAL, "server: failure_timeout_ms is %u; at least %u", options.failure_timeout_ms,
                 kLeastFailureTimeoutMs);
@@ -246,12 +247,13 @@ int ffs_server_set_spaces(ffs_server* server, const ffs_space_policy* policies, 
   all.reserve(count);
   for (uint32_t i = 0; i < count; i++) {
     const ffs_space_policy& from = policies[i];
-    if ((from.flags & ~static_cast<uint32_t>(FFS_SPACE_EVICTABLE)) != 0) {
-      return fail(EINVAL, "set spaces: space %llu has flags 0x%x; only FFS_SPACE_EVICTABLE is known",
+    if ((from.flags & ~static_cast<uint32_t>(FFS_SPACE_EVICTABLE | FFS_SPACE_DEDUP)) != 0) {
+      return fail(EINVAL,
+                  "set spaces: space %llu has flags 0x%x; FFS_SPACE_EVICTABLE and FFS_SPACE_DEDUP are known",
                   static_cast<unsigned long long>(from.space), from.flags);
     }
     all.push_back({from.space, ffs::ChainId(from.chain), (from.flags & FFS_SPACE_EVICTABLE) != 0,
-                   from.quota_bytes, from.ttl_ms});
+                   from.quota_bytes, from.ttl_ms, (from.flags & FFS_SPACE_DEDUP) != 0});
   }
   server->server.set_spaces(all);
   return 0;
@@ -265,8 +267,9 @@ int ffs_server_space_use(ffs_server* server, ffs_space_use* out, uint32_t capaci
   for (size_t i = 0; i < all.size() && i < capacity; i++) {
     const ffs::server::SpaceUse& from = all[i];
     out[i] = ffs_space_use{
-        from.target.value,  from.space, from.chunks,         from.bytes,           from.evicted_chunks,
-        from.evicted_bytes, from.hits,  from.expired_chunks, from.ready ? 1u : 0u, 0};
+        from.target.value,  from.space,      from.chunks,         from.bytes,           from.evicted_chunks,
+        from.evicted_bytes, from.hits,       from.expired_chunks, from.ready ? 1u : 0u, 0,
+        from.shared_chunks, from.saved_bytes};
   }
   return static_cast<int>(std::min<size_t>(all.size(), INT32_MAX));
 }
@@ -362,6 +365,11 @@ static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metri
   out->discarded_bytes = store.discarded_bytes;
   out->discard_failures = store.discard_failures;
   out->discards_due_bytes = store.discards_due_bytes;
+  out->dedup_bytes = store.dedup_compared_bytes;
+  out->dedup_shared = store.dedup_shared;
+  out->dedup_differ = store.dedup_differ;
+  out->shared_chunks = store.shared_chunks;
+  out->saved_bytes = store.saved_bytes;
 }
 
 int ffs_server_metrics(ffs_server* server, uint32_t shard, ffs_shard_metrics* out) {

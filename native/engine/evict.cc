@@ -37,8 +37,8 @@ uint32_t EvictionPool::feed(std::span<const ChunkSample> samples, uint64_t now_m
     }
     const auto place = std::upper_bound(candidates_.begin(), candidates_.end(), rank,
                                         [](const EvictionRank& r, const Victim& v) { return v.rank < r; });
-    candidates_.insert(place,
-                       Victim{chunk.key, chunk.version, chunk.access, chunk.allocated_bytes, expired, rank});
+    candidates_.insert(place, Victim{chunk.key, chunk.version, chunk.access, chunk.allocated_bytes,
+                                     chunk.shared, expired, rank});
   }
   return may_go;
 }

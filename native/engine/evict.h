@@ -39,6 +39,7 @@ struct Victim {
   Version version;
   Access access;
   uint32_t allocated_bytes = 0;
+  bool shared = false;  // others name its slot, which stays
   bool expired = false;
   EvictionRank rank;
 };

@@ -37,8 +37,8 @@ void Evictor::step(bool tick) {
       if (scans_left_ > 0) scan(target, *held);
       if (!held->policy.evictable || exhausted(*held)) continue;
       bool waited_for = false;
-      const uint64_t bytes = need(target, *held, device, &waited_for);
-      if (bytes > held->leaving_bytes) evict(target, *held, bytes, waited_for);
+      const Need wanted = need(target, *held, device, &waited_for);
+      if (!wanted.met(*held)) evict(target, *held, wanted, waited_for);
     }
   }
   if (!tick) return;
@@ -61,7 +61,7 @@ void Evictor::look_at_device() {
   for (const auto& [id, target] : spaces_.targets()) {
     if (!target.leads) continue;
     for (const auto& held : target.all()) {
-      leaving += held->leaving_bytes;
+      leaving += held->leaving_freed_bytes;
       if (!held->policy.evictable || exhausted(*held)) continue;
       evictable_bytes_ += store_.space_use(id, held->policy.space).allocated_bytes;
     }
@@ -99,10 +99,10 @@ uint64_t Evictor::device_need(const TargetSpaces& target) const {
 
 // How many bytes are to leave a space, those that are leaving counted in. `device_need`: of the whole target;
 // the space gives its share.
-uint64_t Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t device_need, bool* waited_for) {
+Evictor::Need Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t device_need, bool* waited_for) {
   const engine::SpaceUse use = store_.space_use(target.target(), held.policy.space);
-  if (!use.ready) return 0;
-  uint64_t bytes = 0;
+  if (!use.ready) return {};
+  Need wanted;
   if (device_need > 0) {
     uint64_t all = 0;
     for (const auto& other : target.all()) {
@@ -112,31 +112,52 @@ uint64_t Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t device_ne
     }
     const double share = all == 0 ? 0 : static_cast<double>(use.allocated_bytes) / static_cast<double>(all);
     // Something at least, or many spaces would each give nothing.
-    bytes = held.leaving_bytes +
-            std::max<uint64_t>(static_cast<uint64_t>(static_cast<double>(device_need) * share), 1);
+    wanted.freed_bytes =
+        held.leaving_freed_bytes +
+        std::max<uint64_t>(static_cast<uint64_t>(static_cast<double>(device_need) * share), 1);
     *waited_for = short_of_room_ || wanted_bytes_ > 0;
   }
   const uint64_t quota = held.policy.quota_bytes;
-  if (quota == 0) return bytes;
+  if (quota == 0) return wanted;
   const uint64_t used = use.allocated_bytes + held.staging_bytes;
   const uint64_t low = percent_of(quota, 98);
   if (used - std::min(used, held.leaving_bytes) > percent_of(quota, 99)) held.above_mark = true;
   if (used - std::min(used, held.leaving_bytes) <= low) held.above_mark = false;
-  if (held.above_mark && used > low) bytes = std::max(bytes, used - low);
+  if (held.above_mark && used > low) wanted.bytes = used - low;
   if (held.wanted_bytes > 0 && used + held.wanted_bytes > quota) {
-    bytes = std::max(bytes, used + held.wanted_bytes - quota);
+    wanted.bytes = std::max(wanted.bytes, used + held.wanted_bytes - quota);
   }
   *waited_for |= held.wanted_bytes > 0 || used > quota;
-  return bytes;
+  return wanted;
 }
 
 // --- evicting -------------------------------------------------------------------------------------
 
-void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool waited_for) {
+// Where a device runs short, what lies alone goes first, since the rest frees nothing until the last of a
+// slot goes; a quota counts each chunk, and takes any.
+bool Evictor::alone_first(const HeldSpace& held, const Need& need) const {
+  return held.policy.dedup && held.leaving_bytes >= need.bytes && now_us_ >= held.only_shared_until_us;
+}
+
+uint32_t Evictor::feed_alone(HeldSpace& held, std::span<engine::ChunkSample> samples) {
+  const auto end = std::remove_if(samples.begin(), samples.end(),
+                                  [](const engine::ChunkSample& sample) { return sample.shared; });
+  const auto alone = static_cast<size_t>(end - samples.begin());
+  const uint32_t may_go = held.alone.feed(samples.first(alone), manager_ms_);
+  held.alone_fruitless = may_go > 0 ? 0 : held.alone_fruitless + static_cast<uint32_t>(samples.size());
+  if (may_go == 0 &&
+      (samples.size() < engine::EvictionPool::kSamples || held.alone_fruitless >= kAllShared)) {
+    held.alone_fruitless = 0;
+    held.only_shared_until_us = now_us_ + kRetryUs;
+  }
+  return may_go;
+}
+
+void Evictor::evict(TargetSpaces& target, HeldSpace& held, const Need& need, bool waited_for) {
   // Few of a small space at a time: samples must show enough of the chunks that aren't leaving already.
   const uint64_t chunks = store_.space_use(target.target(), held.policy.space).chunks;
   const uint64_t most = std::clamp<uint64_t>(chunks / 16, 1, kInFlight);
-  while (held.leaving_bytes < bytes && target.leaving.size() < most && samples_left_ > 0) {
+  while (!need.met(held) && target.leaving.size() < most && samples_left_ > 0) {
     if (!waited_for && !events_.ahead(events_.owner, 1)) return;
     samples_.resize(engine::EvictionPool::kSamples);
     const uint32_t count = store_.sample(target.target(), held.policy.space, held.pool.next_seed(), samples_);
@@ -147,7 +168,9 @@ void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool 
     };
     const auto end = std::remove_if(samples_.begin(), samples_.begin() + count, leaving);
     const auto fresh = static_cast<uint32_t>(end - samples_.begin());
-    const uint32_t may_go = held.pool.feed(std::span(samples_).first(fresh), manager_ms_);
+    const bool alone = alone_first(held, need);
+    if (alone && feed_alone(held, std::span(samples_).first(fresh)) == 0 && held.alone.empty()) continue;
+    const uint32_t may_go = alone ? 1 : held.pool.feed(std::span(samples_).first(fresh), manager_ms_);
     if (may_go == 0 && fresh == count) {
       if (count == 0) return;  // what is on its way may go once it is committed
       // A space of which this sample was all, or so many in a row, has nothing that may go.
@@ -162,7 +185,7 @@ void Evictor::evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool 
     // One that was used since is out; the next isn't taken in its place before others have been looked at, or
     // the pool would be emptied down to those that are to stay.
     engine::Victim victim;
-    if (!held.pool.take(&victim)) continue;
+    if (!(alone ? held.alone : held.pool).take(&victim)) continue;
     const EvictionAnswer answer = order(target, held, victim);
     if (answer == EvictionAnswer::busy || answer == EvictionAnswer::not_head) return;
   }
@@ -175,12 +198,15 @@ EvictionAnswer Evictor::order(TargetSpaces& target, HeldSpace& held, const engin
   order.last_access = access_token(victim.access);
   order.expired = victim.expired;
   // The removal may end within this very call (a chain of one member): it is listed first.
-  target.leaving.push_back({victim.key, victim.allocated_bytes, victim.access.last, victim.expired});
+  const uint32_t freed = victim.shared ? 0 : victim.allocated_bytes;
+  target.leaving.push_back({victim.key, victim.allocated_bytes, freed, victim.access.last, victim.expired});
   held.leaving_bytes += victim.allocated_bytes;
+  held.leaving_freed_bytes += freed;
   const EvictionAnswer answer = events_.order(events_.owner, target.target(), order);
   if (answer != EvictionAnswer::ordered) {
     target.leaving.pop_back();
     held.leaving_bytes -= victim.allocated_bytes;
+    held.leaving_freed_bytes -= freed;
   }
   return answer;
 }
@@ -192,10 +218,13 @@ void Evictor::evicted(TargetSpaces& target, const ChunkKey& key, Outcome outcome
   const Leaving gone = *at;
   target.leaving.erase(at);
   HeldSpace* held = target.find(key.space());
-  if (held != nullptr) held->leaving_bytes -= std::min<uint64_t>(held->leaving_bytes, gone.allocated_bytes);
+  if (held != nullptr) {
+    held->leaving_bytes -= std::min<uint64_t>(held->leaving_bytes, gone.allocated_bytes);
+    held->leaving_freed_bytes -= std::min<uint64_t>(held->leaving_freed_bytes, gone.freed_bytes);
+  }
   if (outcome != Outcome::ok) return;
   made_room_ = true;
-  settling_bytes_[0] += gone.allocated_bytes;
+  settling_bytes_[0] += gone.freed_bytes;
   if (held == nullptr) return;
   if (gone.expired) {
     held->expired_chunks++;

@@ -71,6 +71,7 @@ class Evictor {
   static constexpr uint32_t kSamplesAStep = 24 * 16;
   static constexpr uint32_t kScanAStep = 128;         // chunks looked at for their expiry
   static constexpr uint32_t kFruitless = 4096;        // chunks sampled in vain: there is nothing to evict
+  static constexpr uint32_t kAllShared = 512;         // chunks sampled, none alone: those that share go too
   static constexpr uint64_t kScanRestUs = 5'000'000;  // between two scans of a space, from start to start
   static constexpr uint64_t kRetryUs = 200'000;       // a space with nothing to evict is looked at again
   static constexpr uint64_t kReportUs = 3'000'000;    // what a member has said counts for so long
@@ -78,8 +79,17 @@ class Evictor {
 
   void look_at_device();
   uint64_t device_need(const TargetSpaces& target) const;
-  uint64_t need(TargetSpaces& target, HeldSpace& held, uint64_t device_need, bool* waited_for);
-  void evict(TargetSpaces& target, HeldSpace& held, uint64_t bytes, bool waited_for);
+  // Until so much is leaving: as counted for the space, and as freed on this device.
+  struct Need {
+    uint64_t bytes = 0, freed_bytes = 0;
+    bool met(const HeldSpace& held) const {
+      return held.leaving_bytes >= bytes && held.leaving_freed_bytes >= freed_bytes;
+    }
+  };
+  Need need(TargetSpaces& target, HeldSpace& held, uint64_t device_need, bool* waited_for);
+  void evict(TargetSpaces& target, HeldSpace& held, const Need& need, bool waited_for);
+  bool alone_first(const HeldSpace& held, const Need& need) const;
+  uint32_t feed_alone(HeldSpace& held, std::span<engine::ChunkSample> samples);
   craq::EvictionAnswer order(TargetSpaces& target, HeldSpace& held, const engine::Victim& victim);
   craq::Outcome refuse(craq::Outcome outcome, bool waits);
   void scan(TargetSpaces& target, HeldSpace& held);

@@ -34,9 +34,25 @@ void Shard::set_spaces(const std::vector<SpacePolicy>& policies) {
 // Names the spaces to the store, which counts what it holds of them.
 void Shard::account_spaces() {
   for (auto& [id, target] : spaces_.targets()) {
+    store_->dedup_spaces(id, target.dedup_ids());
     if (!target.ids_changed()) continue;
     store_->account_spaces(id, target.ids());
   }
+}
+
+// Equal chunks are compared at a rate of its own, a quarter of it while clients are served; the pieces take
+// their turns with what else is in the background.
+void Shard::deduplicate() {
+  const uint64_t elapsed_us = std::min<uint64_t>(now_us_ - dedup_granted_us_, 1'000'000);
+  if (stopping_ || config_.dedup_bytes_per_s == 0 || !store_->dedup_has_work()) {
+    dedup_granted_us_ = now_us_;
+    return;
+  }
+  const uint64_t rate = config_.dedup_bytes_per_s / (background_.clients_active(now_us_) ? 4 : 1);
+  const uint64_t bytes = rate * elapsed_us / 1'000'000;
+  if (bytes == 0) return;  // too little time: it isn't lost
+  dedup_granted_us_ = now_us_;
+  store_->dedup(static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX)));
 }
 
 std::vector<SpaceUse> Shard::space_use() {
@@ -51,6 +67,8 @@ std::vector<SpaceUse> Shard::space_use() {
         use.chunks = stored.chunks;
         use.bytes = stored.allocated_bytes;
         use.ready = stored.ready;
+        use.shared_chunks = stored.shared_chunks;
+        use.saved_bytes = stored.saved_bytes;
         use.evicted_chunks = held->evicted_chunks;
         use.evicted_bytes = held->evicted_bytes;
         use.expired_chunks = held->expired_chunks;

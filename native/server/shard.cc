@@ -237,6 +237,7 @@ void Shard::tick() {
   if (!stopping_) report_uses();
   if (!stopping_) scrub();
   compact_ahead();
+  deduplicate();
   buffers_->pin_used();
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();

@@ -59,6 +59,7 @@ struct ShardConfig {
   uint32_t failure_timeout_ms = 10000;  // peer leases are a fifth of it
   uint32_t sync_share_percent = 25;     // of the device, for recovery while clients are served
   uint64_t scrub_bytes_per_s = 0;       // 0: no scrub
+  uint64_t dedup_bytes_per_s = 0;       // compared to find equal chunks; 0: none are looked for
   uint32_t evict_reserve_percent = 2;   // of the device, that evictions keep free
   bool signed_capabilities = false;     // only signed ones are taken
   bool peers_prove = false;             // servers prove `peer_key` to each other
@@ -317,6 +318,7 @@ class Shard : private io::Gate {
   void ended(io::OpClass op_class, uint32_t bytes) override;
   bool clients_wait() const;
   void compact_ahead();
+  void deduplicate();
   void scrub();
   void tell_damages();
   static void on_scrub_damage(void* owner, TargetId target, const ChunkKey& key, const Version& version);
@@ -406,6 +408,7 @@ class Shard : private io::Gate {
   Spaces spaces_;
   std::unique_ptr<Evictor> evictor_;
   uint64_t evicted_us_ = 0;  // the last step of the evictor
+  uint64_t dedup_granted_us_ = 0;
   uint64_t uses_reported_us_ = 0;
 
   Slab<Session> sessions_;

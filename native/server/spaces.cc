@@ -19,6 +19,14 @@ HeldSpace* TargetSpaces::find(uint64_t space) {
   return spaces_[static_cast<size_t>(at - ids_.begin())].get();
 }
 
+std::vector<uint64_t> TargetSpaces::dedup_ids() const {
+  std::vector<uint64_t> ids;
+  for (const auto& held : spaces_) {
+    if (held->policy.dedup) ids.push_back(held->policy.space);
+  }
+  return ids;
+}
+
 void TargetSpaces::take(std::span<const SpacePolicy> policies) {
   std::vector<std::unique_ptr<HeldSpace>> spaces;
   std::vector<uint64_t> ids;
@@ -30,6 +38,7 @@ void TargetSpaces::take(std::span<const SpacePolicy> policies) {
     if (known == nullptr) {
       spaces.push_back(std::make_unique<HeldSpace>());
       spaces.back()->pool = engine::EvictionPool(mix64(target_.value ^ mix64(at->space)));
+      spaces.back()->alone = engine::EvictionPool(mix64(target_.value ^ mix64(at->space + 1)));
     } else {
       const auto index =
           static_cast<size_t>(std::lower_bound(ids_.begin(), ids_.end(), at->space) - ids_.begin());

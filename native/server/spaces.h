@@ -21,6 +21,7 @@ struct SpacePolicy {
   bool evictable = false;
   uint64_t quota_bytes = 0;  // of the space on that chain, as allocated on one replica; 0: none
   uint64_t ttl_ms = 0;       // the most that updates get; 0: none
+  bool dedup = false;        // equal chunks share a slot
 };
 
 // One space on one target. The counters begin with the process.
@@ -35,9 +36,15 @@ struct HeldSpace {
   engine::EvictionHistory history;
   uint64_t staging_bytes = 0;  // of slots that the store doesn't count yet
   uint64_t leaving_bytes = 0;  // being removed
-  bool above_mark = false;     // until the low mark is reached
-  uint64_t wanted_bytes = 0;   // the largest put that the quota had no room for since the last tick
-  uint32_t fruitless = 0;      // chunks sampled in a row of which none could go
+  // Of spaces whose chunks share slots: what their going frees, and those that lie alone, which go first
+  // where a device runs short.
+  uint64_t leaving_freed_bytes = 0;
+  engine::EvictionPool alone{0};
+  uint32_t alone_fruitless = 0;  // chunks sampled in a row of which none lay alone and could go
+  uint64_t only_shared_until_us = 0;
+  bool above_mark = false;    // until the low mark is reached
+  uint64_t wanted_bytes = 0;  // the largest put that the quota had no room for since the last tick
+  uint32_t fruitless = 0;     // chunks sampled in a row of which none could go
   uint64_t exhausted_until_us = 0;
   bool expires = true;  // chunks with an expiry have been seen, or may be there
   bool scanning = false;
@@ -50,6 +57,7 @@ struct HeldSpace {
 struct Leaving {
   ChunkKey key;
   uint32_t allocated_bytes = 0;
+  uint32_t freed_bytes = 0;  // on this device
   uint32_t last_use = 0;
   bool expired = false;
 };
@@ -70,7 +78,8 @@ struct SpaceUse {
   uint64_t evicted_chunks = 0, evicted_bytes = 0;
   uint64_t expired_chunks = 0;
   uint64_t hits = 0;
-  bool ready = false;  // chunks and bytes count all of it
+  bool ready = false;                           // chunks and bytes count all of it
+  uint64_t shared_chunks = 0, saved_bytes = 0;  // of them: in slots of several; slots that this saves
 };
 
 // The spaces of one target for which there are policies, by their ids. Records stay in place while their
@@ -83,6 +92,7 @@ class TargetSpaces {
   HeldSpace* find(uint64_t space);  // null: no policy
   std::span<const std::unique_ptr<HeldSpace>> all() const { return spaces_; }
   const std::vector<uint64_t>& ids() const { return ids_; }          // sorted
+  std::vector<uint64_t> dedup_ids() const;                           // of those that deduplicate
   bool ids_changed() { return std::exchange(ids_changed_, false); }  // since this was asked last
 
   bool leads = false;  // its replica is the head of the chain and serves

@@ -67,7 +67,9 @@ class Blocks {
     client_.base.target = Cluster::target(node);
     client_.base.chain_counter = cluster.version().counter;
   }
-  uint64_t send_put(uint64_t index, uint32_t bytes, uint32_t flags = 0, uint64_t expiry_ms = 0) {
+  // `same`: the bytes of that one.
+  uint64_t send_put(uint64_t index, uint32_t bytes, uint32_t flags = 0, uint64_t expiry_ms = 0,
+                    uint64_t same = UINT64_MAX) {
     wire::Update update = client_.update(UpdateKind::kCreate, index, 0, bytes);
     update.context.client = 0;
     update.context.channel = 0;
@@ -75,7 +77,7 @@ class Blocks {
     update.flags = flags;
     update.expiry_ms = expiry_ms;
     std::memcpy(update.key, key_of(index).bytes.data(), 24);
-    return client_.send_update(update, content(index, bytes), true);
+    return client_.send_update(update, content(same != UINT64_MAX ? same : index, bytes), true);
   }
   uint32_t put(uint64_t index, uint32_t bytes, uint32_t flags = 0, uint64_t expiry_ms = 0) {
     return wait(send_put(index, bytes, flags, expiry_ms));
@@ -237,6 +239,28 @@ TEST_CASE("a full device makes room by evictions, for blocks and for files, with
     } while (answer.code() == EAGAIN && answer.detail() == Detail::kReissue);
     REQUIRE(answer.code() == 0);
   }
+}
+
+TEST_CASE("a device that runs short gives up blocks that lie alone before those that share a slot") {
+  Cluster::Options options = cluster_of(1);
+  options.device_bytes = 288 * kMiB;
+  Cluster cluster(options);
+  SpacePolicy one = policy(0);
+  one.dedup = true;
+  set(cluster, 1, one);
+  Blocks head(cluster, 0);
+  constexpr uint64_t kEqual = 24;
+  for (uint64_t index = 0; index < kEqual; index++)
+    REQUIRE(head.wait(head.send_put(index, 2 * kMiB, 0, 0, 7777)) == 0);
+  wait_for_use(cluster, 0, [](const SpaceUse& use) { return use.saved_bytes == (kEqual - 1) * 2 * kMiB; });
+  CHECK(use_of(cluster, 0).shared_chunks == kEqual);
+  CHECK(use_of(cluster, 0).bytes == kEqual * 2 * kMiB);
+  cluster.pass_time(10'000);  // they are the longest unused
+  const uint64_t blocks = cluster.report(0).capacity.capacity_bytes * 3 / 2 / (2 * kMiB);
+  REQUIRE(head.put_all(1000, 1000 + blocks, 2 * kMiB) == 0);
+  CHECK(use_of(cluster, 0).evicted_chunks > blocks / 4);
+  CHECK(count_present(head, 0, kEqual) == kEqual);
+  CHECK(use_of(cluster, 0).shared_chunks == kEqual);
 }
 
 TEST_CASE("a full device makes room for a block whose own chain has nothing to evict: others have") {

@@ -87,6 +87,7 @@ class Cluster {
     uint32_t members = 0;  // the chain begins with so many of the nodes; 0: all
     uint32_t failure_timeout_ms = 10000;
     uint64_t scrub_bytes_per_s = 0;
+    uint64_t dedup_bytes_per_s = 256u << 20;
     uint32_t sync_share_percent = 25;
     uint64_t lease_ms = kLongLeaseMs;  // at the start; 0: none
     uint64_t manager_ms = 1000;        // the manager's time
@@ -194,6 +195,7 @@ class Cluster {
     config.max_ops = options_.max_ops;
     config.failure_timeout_ms = options_.failure_timeout_ms;
     config.scrub_bytes_per_s = options_.scrub_bytes_per_s;
+    config.dedup_bytes_per_s = options_.dedup_bytes_per_s;
     config.sync_share_percent = options_.sync_share_percent;
     config.max_sessions = options_.max_sessions;
     config.backend = options_.backend;

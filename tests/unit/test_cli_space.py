@@ -197,7 +197,8 @@ def test_the_clusters_status_has_spaces_and_roles() -> None:
 
 def test_what_a_space_has_otherwise_than_asked_for() -> None:
     assert differences(KV, None, None, None) == []
-    assert differences(KV, 10 << 30, 43200, True) == []
+    assert differences(KV, 10 << 30, 43200, True, False) == []
+    assert differences(KV, None, None, None, True) == ["dedup no, not yes"]
     assert differences(BARE, 0, 0, False) == []
     assert differences(KV, 0, 30, False) == [
         "a quota of 10737418240 bytes, not 0",

@@ -80,6 +80,8 @@ def test_configuration() -> None:
     assert parse_config([*BASE, "--listen=10.0.0.1:5"]).listen == ("10.0.0.1", 5)
     plain = parse_config(BASE)
     assert (plain.domain, plain.scrub_bytes_per_s, plain.sync_share_percent) == ("", 4 << 20, 25)
+    assert plain.dedup_bytes_per_s == 64 << 20
+    assert parse_config([*BASE, "--dedup-rate=0"]).dedup_bytes_per_s == 0
     given = parse_config([*BASE, "--domain=rack 1", "--scrub-rate=0", "--sync-share=50"])
     assert (given.domain, given.scrub_bytes_per_s, given.sync_share_percent) == ("rack 1", 0, 50)
     for bad in ("--domain=a\nb", "--domain=" + "x" * 101, "--sync-share=0", "--sync-share=101"):

@@ -313,7 +313,7 @@ def test_a_deposed_managers_policies_are_not_taken() -> None:
 
 def test_use_is_told_of_what_has_been_counted_once_a_second_at_most() -> None:
     def use(space: int, *, ready: bool) -> SpaceUse:
-        return SpaceUse(7, space, 3, 300, 2, 200, 9, 5, ready)
+        return SpaceUse(7, space, 3, 300, 2, 200, 9, 5, ready, 2, 128)
 
     async def body(manager: FakeManager, native: FakeNative) -> None:
         native.use = [use(50, ready=True), use(51, ready=False)]
@@ -330,6 +330,8 @@ def test_use_is_told_of_what_has_been_counted_once_a_second_at_most() -> None:
                 evicted_bytes=200,
                 hits=9,
                 expired_chunks=5,
+                shared_chunks=2,
+                saved_bytes=128,
             ),
         )
         assert len(told) < len(manager.beats) - 1

@@ -137,10 +137,12 @@ def test_metrics_text() -> None:
         [shard(reads=7, longest_step_us=1500), shard(reads=8)],
         [report(3, 1), report(4, 0)],
         {"ffs_node": 2.0},
-        [SpaceUse(3, 77, 5, 4096, 6, 7, 8, 9, ready=True)],
+        [SpaceUse(3, 77, 5, 4096, 6, 7, 8, 9, ready=True, shared_chunks=2, saved_bytes=1024)],
     )
     assert 'ffs_space_evicted_total{target="3",space="77"} 6\n' in text
     assert 'ffs_space_expired_total{target="3",space="77"} 9\n' in text
+    assert 'ffs_space_shared_chunks{target="3",space="77"} 2\n' in text
+    assert 'ffs_space_saved_bytes{target="3",space="77"} 1024\n' in text
     assert 'ffs_reads_total{shard="0"} 7\nffs_reads_total{shard="1"} 8\n' in text
     assert 'ffs_longest_step_seconds{shard="0"} 0.0015' in text
     assert 'ffs_target_state{target="3",chain="0"} 1' in text

@@ -9,7 +9,7 @@ from ffs.layout import MAX_CHUNK_BYTES, Layout
 from ffs.proto import meta
 from ffs.proto.cluster import ROLE_KV
 from ffs.proto.common import RIGHT_READ, RIGHT_WRITE, Creds
-from ffs.proto.records import KV_EVICTABLE, KV_SPACE, Inode, KvParams
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KV_SPACE, Inode, KvParams
 from metadata.fs import quota
 from metadata.fs.core import Core, attributes
 from metadata.fs.ops.lock import need_unlocked
@@ -46,7 +46,7 @@ def check_bounds(params: KvParams, path: bytes) -> None:
     for name, value in (("quota", params.quota_bytes), ("TTL", params.ttl_ms)):
         if not 0 <= value <= meta.MAX_BOUND:
             raise errors.InvalidArgument(f"{name} {value}: give 0 (none) to {meta.MAX_BOUND}", path)
-    if params.flags & ~KV_EVICTABLE:
+    if params.flags & ~(KV_EVICTABLE | KV_DEDUP):
         raise errors.InvalidArgument(f"flags {params.flags:#x} aren't known to this version", path)
 
 

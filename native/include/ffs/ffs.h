@@ -209,6 +209,7 @@ typedef struct {
   uint64_t scrub_bytes_per_s;  /* a device; 0: no scrub */
   const uint8_t *peer_key;     /* 32 bytes that servers prove to each other; then only signed capabilities are
                                 * taken. NULL: neither (a cluster without a secret). Copied */
+  uint64_t dedup_bytes_per_s;  /* a device, compared to find equal chunks (FFS_SPACE_DEDUP); 0: none are looked for */
 } ffs_server_options;
 
 /* A key that signs capabilities (docs/control_plane.md, Signing keys). */
@@ -295,6 +296,9 @@ typedef struct {
   uint64_t journal_used_bytes, journal_size_bytes, snapshots, snapshot_age_us, overlay_bytes, checksum_errors;
   uint64_t free_slabs, slabs_emptied, moves, moved_bytes, moves_dropped, waiting_for_room;
   uint64_t discards, discarded_bytes, discard_failures, discards_due_bytes;
+  /* Equal chunks: bytes that were read and compared, chunks that were put into another's slot, those whose checksums
+     were equal and bytes weren't; now: chunks in slots of several, slots that this saves. */
+  uint64_t dedup_bytes, dedup_shared, dedup_differ, shared_chunks, saved_bytes;
 } ffs_shard_metrics;
 
 typedef struct {
@@ -307,6 +311,7 @@ typedef struct {
 /* How a chain keeps a space (docs/craq.md, Eviction). */
 enum {
   FFS_SPACE_EVICTABLE = 1,   /* chunks may be evicted: to stay below the quota, and to keep room on the device */
+  FFS_SPACE_DEDUP = 2,       /* equal chunks of the space share a slot (docs/disk_format.md, Shared slots) */
 };
 typedef struct {
   uint64_t space;
@@ -328,6 +333,8 @@ typedef struct {
   uint64_t expired_chunks;   /* removed because they had expired; not among the evicted */
   uint32_t ready;            /* 0: still being counted; chunks and bytes are too low */
   uint32_t reserved;
+  uint64_t shared_chunks;    /* of the chunks: in slots that others name as well */
+  uint64_t saved_bytes;      /* slots that there would be without */
 } ffs_space_use;
 
 int ffs_server_create(const ffs_server_options *options, ffs_server **out);

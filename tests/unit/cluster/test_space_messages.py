@@ -77,7 +77,7 @@ def test_fields_of_a_policy_and_of_a_use_in_their_order() -> None:
     reply = msgpack.unpackb(codec.encode_message(MESSAGES["heartbeat-reply"]))
     assert reply[-2] == [[3, 9], [[2**40, 7, 2**41, 43_200_000, 1]]]
     beat = msgpack.unpackb(codec.encode_message(MESSAGES["heartbeat"]))
-    assert beat[-3:-1] == [[3, 8], [[9, 2**40, 3, 12288, 1, 4096, 5, 2]]]
+    assert beat[-3:-1] == [[3, 8], [[9, 2**40, 3, 12288, 1, 4096, 5, 2, 0, 0]]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ffs.errors import NotFound
 from ffs.layout import Layout
 from ffs.proto import cluster as proto
-from ffs.proto.records import KV_EVICTABLE, KV_SPACE, Inode, KvParams
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KV_SPACE, Inode, KvParams
 from metadata.cluster import schema
 from metadata.cluster import spaces as module
 from metadata.cluster.schema import table_key
@@ -95,6 +95,8 @@ def use_of(target: int, space: int, held: int, evicted: int = 0) -> proto.SpaceU
         evicted_bytes=evicted,
         hits=3,
         expired_chunks=2,
+        shared_chunks=4,
+        saved_bytes=8192,
     )
 
 
@@ -222,7 +224,7 @@ def test_a_node_of_an_earlier_version_is_told_nothing() -> None:
 def test_use_is_what_the_heads_say() -> None:
     async def body() -> None:
         async with cluster(count=3, replicas=3) as (process, nodes, store):
-            await put_space(store, 500, 4 * GIB, ttl_ms=60_000)
+            await put_space(store, 500, 4 * GIB, ttl_ms=60_000, flags=KV_EVICTABLE | KV_DEDUP)
             await beat(process, nodes)
             chains = list(process.routing.view.latest[TABLE].chains)
             says(process, nodes, 500, {chain: (chain << 20, 1 << 20) for chain in chains[:-1]})
@@ -232,6 +234,9 @@ def test_use_is_what_the_heads_say() -> None:
             (view,) = reply.spaces
             assert reply.complete
             assert (view.quota_bytes, view.ttl_ms, view.evictable) == (4 * GIB, 60_000, True)
+            assert {policy.flags for node in nodes for policy in node.spaces.policies} == {3}
+            assert view.dedup
+            assert (view.shared_chunks, view.saved_bytes) == (4 * (len(chains) - 1), 8192 * (len(chains) - 1))
             assert view.bytes == sum(chains[:-1]) << 20
             assert view.chunks == sum(chains[:-1])
             assert (view.evicted_chunks, view.evicted_bytes) == (len(chains) - 1, len(chains) - 1 << 20)

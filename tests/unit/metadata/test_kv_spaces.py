@@ -156,7 +156,7 @@ def test_only_the_owner_changes_bounds_and_only_possible_ones() -> None:
         await caller(meta.SetKvSpace(path=b"/kv", what=meta.SET_QUOTA, quota_bytes=1 << 20))
         assert (await index(store)).spaces[ino].kv.quota_bytes == 1 << 20
         with pytest.raises(errors.InvalidArgument):
-            await make(caller, b"/flags", KvParams(4096, flags=2))
+            await make(caller, b"/flags", KvParams(4096, flags=4))
         with pytest.raises(errors.InvalidArgument):
             await make(caller, b"/quota", KvParams(4096, quota_bytes=-1))
 
