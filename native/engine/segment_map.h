@@ -7,6 +7,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -20,8 +22,9 @@ class SegmentMap {
   bool empty() const { return size_ == 0; }
 
   Value* find(uint64_t key) {
+    if (size_ == 0) return nullptr;
     const uint64_t hash = mix64(key);
-    Segment& segment = segments_[hash >> 56];
+    Segment& segment = (*segments_)[hash >> 56];
     if (segment.used == 0) return nullptr;
     for (size_t i = segment.home(hash);; i = segment.after(i)) {
       if (segment.keys[i] == key) return &segment.values[i];
@@ -32,16 +35,18 @@ class SegmentMap {
 
   // It must not be there.
   void insert(uint64_t key, Value value) {
+    if (segments_ == nullptr) segments_ = std::make_unique<Segments>();
     const uint64_t hash = mix64(key);
-    Segment& segment = segments_[hash >> 56];
+    Segment& segment = (*segments_)[hash >> 56];
     if ((segment.used + 1) * 8 > segment.keys.size() * 7) segment.grow();
     segment.put(hash, key, value);
     size_++;
   }
 
   bool erase(uint64_t key) {
+    if (size_ == 0) return false;
     const uint64_t hash = mix64(key);
-    Segment& segment = segments_[hash >> 56];
+    Segment& segment = (*segments_)[hash >> 56];
     if (segment.used == 0) return false;
     size_t hole = segment.home(hash);
     for (; segment.keys[hole] != key; hole = segment.after(hole)) {
@@ -53,13 +58,14 @@ class SegmentMap {
   }
 
   void clear() {
-    for (Segment& segment : segments_) segment = Segment{};
+    segments_.reset();
     size_ = 0;
   }
 
   template <typename F>
   void for_each(F f) const {
-    for (const Segment& segment : segments_) {
+    if (segments_ == nullptr) return;
+    for (const Segment& segment : *segments_) {
       for (size_t i = 0; i < segment.keys.size(); i++) {
         if (segment.keys[i] != 0) f(segment.keys[i], segment.values[i]);
       }
@@ -67,8 +73,9 @@ class SegmentMap {
   }
 
   size_t memory_bytes() const {
-    size_t bytes = sizeof *this;
-    for (const Segment& segment : segments_)
+    if (segments_ == nullptr) return 0;
+    size_t bytes = sizeof *segments_;
+    for (const Segment& segment : *segments_)
       bytes += segment.keys.capacity() * sizeof(uint64_t) + segment.values.capacity() * sizeof(Value);
     return bytes;
   }
@@ -113,7 +120,8 @@ class SegmentMap {
     }
   };
 
-  std::array<Segment, 256> segments_;
+  using Segments = std::array<Segment, 256>;
+  std::unique_ptr<Segments> segments_;  // null: nothing was ever there
   size_t size_ = 0;
 };
 

@@ -119,8 +119,8 @@ struct ChunkSample {
   uint32_t allocated_bytes = 0;  // its slot, as if nobody shared it
   Access access;
   bool pinned = false;
-  bool shared = false;  // others name its slot: it isn't free when this one goes
   uint64_t expiry_ms = 0;
+  bool shared = false;  // others name its slot: it isn't free when this one goes
 };
 
 }  // namespace ffs::engine
