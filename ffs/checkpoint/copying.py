@@ -111,11 +111,7 @@ class Copies:
 
 
 def give_way() -> None:
-    """The training step goes first: this thread takes what it leaves."""
-    thread = threading.get_native_id()
+    """The training step goes first: this thread takes what it leaves. Under a real-time policy it stays as it
+    is: below the step's priority it would get nothing at all while steps follow each other."""
     with contextlib.suppress(OSError):
-        policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
-        if policy in (os.SCHED_FIFO, os.SCHED_RR):
-            os.sched_setscheduler(thread, policy, os.sched_param(max(1, priority - 1)))
-        else:
-            os.setpriority(os.PRIO_PROCESS, thread, _NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

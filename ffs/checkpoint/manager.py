@@ -418,7 +418,8 @@ class Manager:
         copied: list[StagedFile] = []
 
         def hand_over() -> None:
-            saving.begin()
+            if copied:
+                saving.begin()
             while copied:
                 self._background.hand_over(saving, copied.pop(0))
 

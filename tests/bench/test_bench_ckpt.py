@@ -39,7 +39,7 @@ def test_cases_print_their_lines(tmp_path: Path) -> None:
     # What isn't a speed holds on any machine.
     assert lines["second-last-tenth"]["floor"] == pytest.approx(0.08, rel=0.1)
     assert 0.02 < lines["second-last-tenth"]["ratio"] < 0.5
-    assert 0.02 < lines["fourth-every-tenth"]["ratio"] < 0.7  # its largest tensor changes too
+    assert 0.02 < lines["fourth-scattered-tenth"]["ratio"] < 0.7  # its largest tensor changes too
     assert list(tmp_path.iterdir()) == []
 
 

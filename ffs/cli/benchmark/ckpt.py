@@ -176,13 +176,13 @@ class Suite:
         }
 
     def _second_round(self, ranks: RankProcesses, cpu: Cpu) -> Row:
-        """A tenth changes, first the last tensors, then every tenth tensor: a first save learns which, a
+        """A tenth changes, first the last tensors, then tensors here and there: a first save learns which, a
         second one gives the others files of their own."""
         whole = self._written(ranks, "all")
         last = self._written(ranks, "last")
         for _ in range(2):
-            self._written(ranks, "every")
-        return {"whole": whole, "last_written": last, "every_written": self._written(ranks, "every")}
+            self._written(ranks, "scattered")
+        return {"whole": whole, "last_written": last, "scattered_written": self._written(ranks, "scattered")}
 
     def _written(self, ranks: RankProcesses, which: str) -> float:
         ranks.tell("change", which=which)
@@ -250,7 +250,7 @@ _SHOWN: Final = {
         "read_rate",
         *_CPU,
     ),
-    "second": ("last_written", "every_written"),
+    "second": ("last_written", "scattered_written"),
     "training": ("stall", "called", "persist", "steps", "with", "without"),
     "replicas": ("stall", "save_rate", "write_rate", *_CPU[:2]),
     "mlperf": ("stall", "save_rate", "load_rate", *_CPU),

@@ -58,7 +58,7 @@ CASES: Final = (
     CkptCase("load-device", "save", "load_rate", "read_rate", "GB/s", 0.85),
     CkptCase("load-dcp", "save", "load_rate", "dcp_load_rate", "GB/s", 1.25),
     CkptCase("second-last-tenth", "second", "last_written", "whole", "GB", 0.12, at_most=True),
-    CkptCase("fourth-every-tenth", "second", "every_written", "whole", "GB", 0.12, at_most=True),
+    CkptCase("fourth-scattered-tenth", "second", "scattered_written", "whole", "GB", 0.12, at_most=True),
     CkptCase("stall-guard", "training", "stall", "dcp_async", "s", 0.2, at_most=True),
     CkptCase("step-persisting", "training", "with", "without", "s", 1.10, at_most=True),
     CkptCase("persist-device-r3", "replicas", "persist_rate", "write_rate", "GB/s", 0.85),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -84,8 +85,14 @@ class Worker:
                 if kept > 0.9 * total:
                     chosen.append(name)
             names = chosen
-        elif which == "every":
-            names = names[5::10]
+        elif which == "scattered":
+            left = sum(self.state.tensors[name].nbytes for name in names) // 10
+            chosen = []
+            for name in random.Random(10).sample(names, len(names)):
+                if self.state.tensors[name].nbytes <= left:
+                    left -= self.state.tensors[name].nbytes
+                    chosen.append(name)
+            names = chosen
         ckpt_state.change([self.state.local[name] for name in names])
         return {"changed": sum(self.state.local[name].nbytes for name in names)}
 
