@@ -53,6 +53,8 @@ class StorageConfig:
     metrics: Address | None
     io_backend: str  # auto, uring, pread
     tcp_congestion: str | None  # of data connections; None: cubic where it is allowed
+    rdma: str  # devices for RDMA (docs/rdma.md); "": all there are; "off": none
+    rdma_traffic_class: int  # of what goes out over them, 0 .. 255
     pool_bytes: int  # a device's buffers; 0: the native default
     domain: str  # failure domain (rack, power feed); "": the node is its own
     scrub_bytes_per_s: int  # a device is read and checked at that rate; 0: not at all
@@ -112,6 +114,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         raise InvalidArgument(f"--targets-per-device: give 1 to {MAX_TARGETS_OF_DEVICE}")
     if not 1 <= known.sync_share <= 100:
         raise InvalidArgument("--sync-share: give 1 to 100 percent")
+    if not 0 <= known.rdma_traffic_class <= 255:
+        raise InvalidArgument("--rdma-traffic-class: give 0 to 255 (DSCP << 2)")
     listen = known.listen if _has_port(known.listen) else f"{_bracketed(known.listen)}:0"
     return StorageConfig(
         metadata=parse_addresses(known.metadata),
@@ -128,6 +132,8 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         metrics=parse_address(known.metrics, port_zero=True) if known.metrics else None,
         io_backend=known.io_backend,
         tcp_congestion=_congestion(known.tcp_congestion),
+        rdma=known.rdma,
+        rdma_traffic_class=known.rdma_traffic_class,
         pool_bytes=parse_size(known.pool_size),
         domain=_domain(known.domain),
         scrub_bytes_per_s=parse_size(known.scrub_rate),
@@ -190,6 +196,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="of data connections (default: cubic?, ? where it is allowed)",
     )
+    add(
+        "--rdma",
+        default="",
+        metavar="DEVICES",
+        help="for RDMA: NAME[:PORT[:GID INDEX]],... or off (default: all)",
+    )
+    add("--rdma-traffic-class", type=int, default=0, metavar="N", help="of RDMA's packets: DSCP << 2")
     add("--pool-size", default="0", help="buffers for each device (0: 256M)")
     add("--domain", default="", help="failure domain: the node's rack or power feed (default: its own)")
     add("--scrub-rate", default="4M", help="bytes a second of each device that are read and checked; 0: none")

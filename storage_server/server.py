@@ -94,6 +94,8 @@ async def _run_node(
         socket_dir=socket_directory(config.socket_dir, identity) if config.local else None,
         io_backend=config.io_backend,
         tcp_congestion=config.tcp_congestion,
+        rdma=config.rdma,
+        rdma_traffic_class=config.rdma_traffic_class,
         pool_bytes=config.pool_bytes,
         log_level=NATIVE_LOG_LEVELS[config.log_level],
         failure_timeout_ms=registered.failure_timeout_ms,

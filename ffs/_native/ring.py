@@ -164,6 +164,8 @@ class NativeClient:
         unavailable_timeout_ms: int = 0,
         hedge_percent: int = 5,
         hedge_after_ms: int = 0,
+        rdma: str | None = None,
+        rdma_traffic_class: int = 0,
     ) -> None:
         self.client_id = client_id
         if transport not in _TRANSPORTS:
@@ -185,6 +187,9 @@ class NativeClient:
         options.hedge_after_ms = hedge_after_ms
         congestion = ffi.NULL if tcp_congestion is None else ffi.new("char[]", tcp_congestion.encode())
         options.tcp_congestion = congestion
+        devices = ffi.NULL if rdma is None else ffi.new("char[]", rdma.encode())
+        options.rdma = devices
+        options.rdma_traffic_class = rdma_traffic_class
         out = ffi.new("ffs_client**")
         check(lib.ffs_client_create(options, out))
         self._raw = out[0]
@@ -230,7 +235,8 @@ class RingStats:
 
     bytes_copied: payload that came through a socket; hedges: late reads that a second replica was asked
     for, hedge_wins: which answered first; damaged: answers that didn't match their checksums; budget_waits:
-    retries that the retry budget held back; unavailable: requests that ended as ChainUnavailable."""
+    retries that the retry budget held back; unavailable: requests that ended as ChainUnavailable.
+    tcp_links, local_links, rdma_links: connections that stand now. rdma_*: docs/rdma.md, Counters."""
 
     submitted: int
     completed: int
@@ -248,6 +254,16 @@ class RingStats:
     damaged: int
     budget_waits: int
     unavailable: int
+    tcp_links: int
+    local_links: int
+    rdma_links: int
+    rdma_doorbells: int
+    rdma_sends: int
+    rdma_inline_sends: int
+    rdma_credit_sends: int
+    rdma_completions: int
+    rdma_receives: int
+    rdma_breaks: int
 
 
 class Ring:

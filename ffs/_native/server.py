@@ -159,6 +159,16 @@ class ShardMetrics:
     dedup_differ: int
     shared_chunks: int
     saved_bytes: int
+    rdma_sessions: int
+    rdma_breaks: int
+    rdma_sends: int
+    rdma_writes: int
+    rdma_reads: int
+    rdma_credit_sends: int
+    rdma_bytes: int
+    rdma_doorbells: int
+    rdma_completions: int
+    rdma_receives: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +214,8 @@ class NativeServer:
     cluster's; sync_share_percent: of the device that background work may take beside clients;
     scrub_bytes_per_s: a device, 0 for no scrub; dedup_bytes_per_s: a device, compared to find equal chunks
     where spaces ask for it, 0 for none; peer_key: what servers prove to each other, then only signed
-    capabilities are taken; None for neither. Any thread.
+    capabilities are taken; None for neither. rdma: devices for RDMA, None for all, "off" for none;
+    rdma_traffic_class: of what goes out over them (docs/rdma.md). Any thread.
     """
 
     def __init__(
@@ -227,6 +238,8 @@ class NativeServer:
         scrub_bytes_per_s: int = 0,
         dedup_bytes_per_s: int = 0,
         peer_key: bytes | None = None,
+        rdma: str | None = None,
+        rdma_traffic_class: int = 0,
     ) -> None:
         self._raw: Any = None
         if len(cluster) != 16:
@@ -252,6 +265,10 @@ class NativeServer:
         options.sync_share_percent = sync_share_percent
         options.scrub_bytes_per_s = scrub_bytes_per_s
         options.dedup_bytes_per_s = dedup_bytes_per_s
+        options.rdma_traffic_class = rdma_traffic_class
+        if rdma is not None:
+            kept.append(ffi.new("char[]", rdma.encode()))
+            options.rdma = kept[-1]
         if peer_key is not None:
             if len(peer_key) != KEY_BYTES:
                 raise InvalidArgument(f"a peer key has {KEY_BYTES} bytes, not {len(peer_key)}")

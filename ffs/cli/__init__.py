@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--transport",
-        choices=("auto", "tcp", "local"),
+        choices=("auto", "tcp", "local", "rdma"),
         default="auto",
         help="how data moves between client and servers (default: the best that both offer)",
     )

@@ -49,7 +49,7 @@ def command(
     parser.set_defaults(run=run)
     hidden = argparse.SUPPRESS
     parser.add_argument("--cluster", default=hidden, help=hidden)
-    parser.add_argument("--transport", choices=("auto", "tcp", "local"), default=hidden, help=hidden)
+    parser.add_argument("--transport", choices=("auto", "tcp", "local", "rdma"), default=hidden, help=hidden)
     parser.add_argument("--debug", action="store_true", default=hidden, help=hidden)
     if json_option:
         parser.add_argument("--json", action="store_true", help="for programs: JSON on stdout")

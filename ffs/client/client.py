@@ -35,7 +35,7 @@ from ffs.rpc.secret_file import environment_credential, environment_origin, read
 if TYPE_CHECKING:
     from ffs._native.ring import NativeClient
 
-_TRANSPORTS = ("auto", "tcp", "local")
+_TRANSPORTS = ("auto", "tcp", "local", "rdma")
 
 
 class Client(FileCalls, QuotaCalls, XattrCalls):
@@ -221,17 +221,22 @@ def connect(
     unavailable_timeout: float = 3.0,
     hedge_percent: int = 5,
     tcp_congestion: str | None = None,
+    rdma: str | None = None,
+    rdma_traffic_class: int = 0,
 ) -> Client:
     """Connect to a cluster. Blocking until a metadata service has answered, or all have failed.
 
     address: "host:port[,host:port...]" of the metadata services, perhaps with "ffs://" before it and
-    "?cluster=<hex id>" after it; None takes FFS_CLUSTER. transport: "auto", "tcp" or "local". secret:
-    the cluster secret (bytes), or the path of its file; token: a user's token, instead. Neither: what the
-    file says that FFS_TOKEN_FILE, or else FFS_CLUSTER_SECRET_FILE names, if one is set. Times in seconds;
+    "?cluster=<hex id>" after it; None takes FFS_CLUSTER. transport: "auto", "tcp", "local" or "rdma" (a
+    request raises where that can't be had). secret: the cluster secret (bytes), or the path of its file;
+    token: a user's token, instead. Neither: what the file says that FFS_TOKEN_FILE, or else
+    FFS_CLUSTER_SECRET_FILE names, if one is set. Times in seconds;
     session_ttl is how long what this client has open for writing outlives it. checksum: check data from end
     to end. unavailable_timeout: data requests of a chain that has no replica for so long raise
     ChainUnavailable. hedge_percent: how many late reads in a hundred may go to a second replica (0: none).
     tcp_congestion: the congestion control of data connections over TCP (docs/ring.md, Connections).
+    rdma: the devices to use for RDMA, "NAME[:PORT[:GID INDEX]]" with commas between them, or "off";
+    rdma_traffic_class: of what goes out over them, DSCP << 2 (docs/rdma.md).
 
     Raises Unreachable (nobody answers; all that was tried is named), WrongCluster, Unauthenticated,
     InvalidArgument (the address or an option is wrong). docs/client.md, Connecting.
@@ -241,6 +246,9 @@ def connect(
     if tcp_congestion is not None:
         check_congestion(tcp_congestion)
         options = replace(options, tcp_congestion=tcp_congestion)
+    if not 0 <= rdma_traffic_class <= 255:
+        raise errors.InvalidArgument(f"rdma_traffic_class {rdma_traffic_class}: give 0 to 255")
+    options = replace(options, rdma=rdma, rdma_traffic_class=rdma_traffic_class)
     if token is not None:
         if secret is not None:
             raise errors.InvalidArgument("both a secret and a token: give one of them")

@@ -39,7 +39,8 @@ class ClientOptions:
     """How a client behaves. The same for all processes that a client or file is pickled to."""
 
     transport: str = "auto"
-    """How data travels: "auto" (local where both ends share a host, else tcp), "tcp" or "local"."""
+    """How data travels: "auto" (local where both ends share a host, else rdma where both have it, else tcp),
+    or one of "tcp", "local", "rdma"."""
     secret: Credential | None = field(default=None, repr=False)
     """The cluster secret, or a user's token, where the cluster wants one."""
     connect_timeout_s: float = 3.0
@@ -56,6 +57,10 @@ class ClientOptions:
     """Reads that may be sent to a second replica when they are late, in a hundred; 0: none."""
     tcp_congestion: str | None = None
     """Congestion control of data connections (docs/ring.md, Connections); None: cubic where it is allowed."""
+    rdma: str | None = None
+    """Devices for RDMA: "NAME[:PORT[:GID INDEX]]" with commas between them, None: all, "off": none."""
+    rdma_traffic_class: int = 0
+    """Of what goes out over RDMA, 0 to 255: DSCP << 2 (docs/rdma.md)."""
 
 
 class Core:
@@ -175,6 +180,8 @@ class Core:
             "unavailable_timeout_ms": options.unavailable_timeout_ms,
             "hedge_percent": options.hedge_percent,
             "tcp_congestion": options.tcp_congestion,
+            "rdma": options.rdma,
+            "rdma_traffic_class": options.rdma_traffic_class,
         }
 
     def changed(self, ino: int | None) -> None:

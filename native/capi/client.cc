@@ -86,7 +86,6 @@ int ffs_client_create(const ffs_client_options* options, ffs_client** out) {
   if (!take_options(options, &given) || out == nullptr)
     return fail(EINVAL, "client: options and out are needed");
   if (given.client == 0) return fail(EINVAL, "client: a session id from the metadata service is needed");
-  if (given.transport == FFS_TRANSPORT_RDMA) return fail(ENOTSUP, "client: this build has no RDMA transport");
   if (given.transport > FFS_TRANSPORT_RDMA)
     return fail(EINVAL, "client: there is no transport %u", given.transport);
   ClientOptions o;
@@ -102,6 +101,18 @@ int ffs_client_create(const ffs_client_options* options, ffs_client** out) {
   if (given.hedge_percent != 0) o.hedge_percent = given.hedge_percent > 100 ? 0 : given.hedge_percent;
   o.hedge_after_ms = given.hedge_after_ms;
   o.checksums = given.checksum == 0;
+  if (given.rdma != nullptr) o.rdma = given.rdma;
+  if (given.rdma_traffic_class > 255) {
+    return fail(EINVAL, "client: rdma_traffic_class is %u; 0 to 255", given.rdma_traffic_class);
+  }
+  o.rdma_traffic_class = static_cast<uint8_t>(given.rdma_traffic_class);
+  if (given.transport == FFS_TRANSPORT_RDMA) {
+    auto adapters = ffs::net::rdma::Adapters::get(o.rdma);
+    if (!adapters.ok()) return fail(adapters.error(), "client: transport rdma");
+  } else if (o.rdma != "off") {
+    auto wanted = ffs::net::rdma::parse_wanted(o.rdma);
+    if (!wanted.ok()) return fail(wanted.error(), "client: rdma");
+  }
   auto host = ffs::net::host_id();
   if (!host.ok()) return fail(host.error(), "client");
   *out = new ffs_client{std::make_shared<Client>(std::move(o), std::move(*host))};

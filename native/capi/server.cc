@@ -113,6 +113,14 @@ int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
   if (config.sync_share_percent > 100) {
     return fail(EINVAL, "server: sync_share_percent is %u; at most 100", options.sync_share_percent);
   }
+  if (options.rdma != nullptr) config.rdma = options.rdma;
+  if (options.rdma_traffic_class > 255) {
+    return fail(EINVAL, "server: rdma_traffic_class is %u; 0 to 255", options.rdma_traffic_class);
+  }
+  config.rdma_traffic_class = static_cast<uint8_t>(options.rdma_traffic_class);
+  if (auto wanted = ffs::net::rdma::parse_wanted(config.rdma); !wanted.ok()) {
+    return fail(wanted.error(), "server: rdma");
+  }
   if (options.peer_key != nullptr) {
     config.peers_prove = config.signed_capabilities = true;
     std::memcpy(config.peer_key.data(), options.peer_key, config.peer_key.size());
@@ -340,6 +348,16 @@ static void background_metrics(const ffs::server::ShardMetrics& from, ffs_shard_
   out->slow_reads = from.slow_reads;
   out->longest_read_us = from.longest_read_us;
   out->scrubbed_bytes = from.scrubbed_bytes;
+  out->rdma_sessions = from.rdma_sessions;
+  out->rdma_breaks = from.rdma_breaks;
+  out->rdma_sends = from.rdma.sends;
+  out->rdma_writes = from.rdma.writes;
+  out->rdma_reads = from.rdma.reads;
+  out->rdma_credit_sends = from.rdma.credit_sends;
+  out->rdma_bytes = from.rdma.bulk_bytes;
+  out->rdma_doorbells = from.rdma.doorbells;
+  out->rdma_completions = from.rdma.completions;
+  out->rdma_receives = from.rdma.receives;
 }
 
 static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metrics* out) {

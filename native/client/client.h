@@ -18,7 +18,7 @@
 
 namespace ffs::client {
 
-enum class TransportChoice : uint32_t { kAuto = 0, kTcp = 1, kLocal = 2 };
+enum class TransportChoice : uint32_t { kAuto = 0, kTcp = 1, kLocal = 2, kRdma = 3 };
 
 struct ClientOptions {
   TransportChoice transport = TransportChoice::kAuto;
@@ -33,6 +33,8 @@ struct ClientOptions {
   uint32_t hedge_percent = 5;   // 0: none
   uint32_t hedge_after_ms = 0;  // 0: adaptive
   std::string congestion = "cubic?";
+  std::string rdma;                // devices (net/rdma/adapter.h); empty: all there are; "off": none
+  uint8_t rdma_traffic_class = 0;  // of what goes out over RDMA
 };
 
 // Through which a ring that waits is woken when there is something new for it to know.

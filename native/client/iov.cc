@@ -123,6 +123,20 @@ void Iov::gather(uint64_t extent) {
   gather_pages(fd_.get(), extent_begin(extent), extent_bytes(extent));
 }
 
+uint32_t Iov::remote_key(net::rdma::Adapter& adapter, uint64_t extent, Error* why) {
+  std::lock_guard lock(registered_mutex_);
+  const uint64_t id = region(extent);
+  for (const Registered& one : registered_) {
+    if (one.region == id && one.adapter == adapter.index()) return one.memory->remote_key();
+  }
+  gather(extent);
+  auto memory = adapter.register_memory(data() + extent_begin(extent), extent_bytes(extent),
+                                        remote_address(extent_begin(extent)), net::rdma::Access::kThere);
+  if (!memory.ok()) return *why = memory.error(), 0;
+  registered_.push_back({adapter.index(), id, std::move(*memory)});
+  return registered_.back().memory->remote_key();
+}
+
 bool Iov::take_back(uint64_t offset, uint64_t length) {
   FFS_CHECK(direct_slice(offset, length));
   const auto at = static_cast<off_t>(offset);

@@ -7,10 +7,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/result.h"
+#include "net/rdma/adapter.h"
 #include "net/shared_memory.h"
 
 namespace ffs::client {
@@ -61,6 +63,15 @@ class Iov {
   // Before an extent is lent for the first time: its pages are brought in side by side (base/contiguous.h).
   void gather(uint64_t extent);
 
+  // The address of a byte of an extent for an adapter's peers: as in the extent, from the first page on.
+  uint64_t remote_address(uint64_t offset) const {
+    return offset % kExtentBytes + reinterpret_cast<uint64_t>(data()) % kPageBytes;
+  }
+  // The key under which they reach the extent; 0: it can't be registered
+  // there (*why says so). Registers it at first use, and anew when a slice of it was taken back, since its
+  // pages are others then. Blocks: see Adapter.
+  uint32_t remote_key(net::rdma::Adapter& adapter, uint64_t extent, Error* why);
+
   // Takes [offset, offset + length) (a direct_slice) back from whoever may still write into its
   // pages: they leave the memfd, new ones (zeros) take their place, and the extent gets a new
   // region id. False: a server can touch the slice still (the kernel kept the pages).
@@ -83,6 +94,13 @@ class Iov {
   std::unique_ptr<std::atomic<uint64_t>[]> regions_;  // by extent
   std::atomic<uint64_t> uses_{0};
   std::unique_ptr<std::atomic<bool>[]> gathered_;  // by extent: its pages
+  struct Registered {
+    uint32_t adapter;
+    uint64_t region;  // id at the time
+    std::unique_ptr<net::rdma::Registration> memory;
+  };
+  std::mutex registered_mutex_;
+  std::vector<Registered> registered_;  // an old one too: reads into other slices may be under way with it
 };
 
 // The Iovs that exist, so that a handle can be checked before it is used and rings can drop the

@@ -27,6 +27,7 @@ Link::Link(Client& client, Endpoint endpoint) : client_(client), endpoint_(std::
 
 bool Link::may_be_local() const {
   if (client_.options().transport == TransportChoice::kTcp) return false;
+  if (client_.options().transport == TransportChoice::kRdma) return false;
   if (client_.options().transport == TransportChoice::kLocal) return true;
   return !local_refused && !endpoint_.socket_path.empty() && endpoint_.host_id == client_.host_id();
 }
@@ -41,6 +42,7 @@ Status Link::start(uint64_t now_ns) {
   connection_ = std::make_unique<net::Connection>(std::move(*fd), transport_);
   if (client_.options().checksums) connection_->reader.limit_receives(kReceiveBytes);
   state_ = State::kConnecting;
+  started_ns_ = now_ns;
   connect_deadline_ns = now_ns + client_.options().connect_timeout_ms * 1000000ull;
   return ok_status();
 }
@@ -80,14 +82,115 @@ Status Link::on_hello_reply(const net::Frame& frame, Detail* detail) {
   connection_->queue.speak(answer.version);
   takes_read_many_ = (answer.features & wire::kFeatureReadMany) != 0;
   takes_offers_ = (answer.features & wire::kFeatureOffer) != 0;
+  beside.speak(answer.version);
+  return offer_rdma((answer.features & wire::kFeatureRdma) != 0);
+}
+
+// --- over RDMA (docs/rdma.md, Setting up) ------------------------------------------------------
+
+// Goes on over TCP where it can't be had, unless nothing else is wanted.
+Status Link::offer_rdma(bool server_takes_it) {
+  const TransportChoice choice = client_.options().transport;
+  const bool forced = choice == TransportChoice::kRdma;
+  state_ = State::kReady;
+  no_rdma_ = nullptr;
+  const bool tried = choice == TransportChoice::kAuto && !local() && client_.options().rdma != "off" &&
+                     started_ns_ >= rdma_not_before_ns_;
+  if (!forced && !tried) return failures = 0, ok_status();
+  const auto without = [this, forced](const Error& error) -> Status {
+    no_rdma_ = error.what;
+    if (forced) return error;
+    failures = 0;
+    return ok_status();
+  };
+  auto adapters = net::rdma::Adapters::get(client_.options().rdma);
+  if (!adapters.ok()) return without(adapters.error());
+  if (!server_takes_it) return without(Error::of(ENOTSUP, "the server offers no RDMA"));
+  adapter_ = (*adapters)->pick(connection_->socket.get(), net::rdma::numa_node_here());
+  if (adapter_ == nullptr) return without(Error::of(ENODEV, "no RDMA port is active"));
+  auto events = net::rdma::Events::create(*adapter_);
+  if (!events.ok()) return without(events.error());
+  events_ = std::move(*events);
+  auto pair =
+      net::rdma::VerbsPair::create(*adapter_, *events_, this, net::rdma::Shape{}, net::rdma::Access::kThere);
+  if (!pair.ok()) return without(pair.error());
+  pair_ = std::move(*pair);
+  connection_->queue.push(Type::kRdmaOpen, kHelloId, wire::RdmaOpen{pair_->end()});
+  state_ = State::kRdma;
+  return ok_status();
+}
+
+Status Link::on_rdma_reply(const net::Frame& frame) {
+  if (frame.type != Type::kRdmaOpenReply || frame.request_id != kHelloId || frame.payload_bytes != 0) {
+    return Error::of(EPROTO, "the server's frame isn't the reply to rdma_open");
+  }
+  const auto reply = frame.as<wire::RdmaOpenReply>();
+  Status connected = reply.status != 0
+                         ? Status(Error::of(static_cast<int>(reply.status), "the server can't take RDMA now"))
+                         : pair_->connect(reply.end, client_.options().rdma_traffic_class);
+  if (!connected.ok() && reply.status == 0) {
+    // The server has gone over to RDMA: this connection is of no use.
+    no_rdma_ = connected.error().what;
+    return connected;
+  }
+  if (!connected.ok()) {
+    no_rdma_ = connected.error().what;
+    pair_.reset();
+    events_.reset();
+    if (client_.options().transport == TransportChoice::kRdma) return connected;
+  } else {
+    connection_->channel = net::rdma::VerbsPair::channel(std::move(pair_), reply.end);
+    connection_->drained = false;
+  }
   state_ = State::kReady;
   failures = 0;
   return ok_status();
 }
 
+void Link::take_rdma_events() {
+  std::vector<void*> owners;
+  events_->take(&owners);
+  if (!owners.empty()) channel().disarmed();
+}
+
+net::rdma::ChannelCounters Link::rdma_counters() const {
+  net::rdma::ChannelCounters out = rdma_counters_;
+  if (rdma()) out.add(connection_->channel->counters());
+  return out;
+}
+
+// The key that a slice of the extent goes by, or 0.
+uint64_t Link::rdma_key(Iov& iov, uint64_t extent) {
+  const uint64_t id = iov.region(extent);
+  if (id == cached_region_) return cached_key_;
+  auto found = regions_.find(id);
+  if (found == regions_.end()) {
+    // An earlier id of the extent: a slice of it was taken back since.
+    std::erase_if(regions_, [&](const auto& one) {
+      return one.second.iov_serial == iov.serial() && one.second.extent == extent;
+    });
+    Error why{};
+    const uint32_t key = iov.remote_key(*adapter_, extent, &why);
+    if (key == 0) no_rdma_ = why.what;
+    found = regions_
+                .emplace(id, Region{key != 0 ? RegionState::kDirect : RegionState::kRefused, iov.serial(),
+                                    extent, key})
+                .first;
+  }
+  cached_region_ = id;
+  cached_key_ = found->second.key;
+  return cached_key_;
+}
+
 void Link::disconnect(std::vector<uint64_t>* released) {
   if (connection_ != nullptr) connection_->queue.clear(released);
-  connection_.reset();
+  if (rdma()) rdma_counters_.add(connection_->channel->counters());
+  connection_.reset();  // a queue pair too: from here on no server writes through it
+  pair_.reset();
+  events_.reset();
+  beside = net::FrameReader(4096);
+  rdma_broken = false;
+  cached_key_ = 0;
   state_ = State::kIdle;
   handles_.clear();
   last_handle_ = 0;
@@ -137,6 +240,7 @@ void Link::forget_capability(uint32_t id) {
 // --- regions ----------------------------------------------------------------------------------
 
 uint64_t Link::region(Iov& iov, uint64_t offset, uint64_t length, bool into) {
+  if (rdma()) return iov.in_one_extent(offset, length) ? rdma_key(iov, iov.extent_of(offset)) : 0;
   if (!local() || !iov.shareable() || !iov.in_one_extent(offset, length)) return 0;
   if (into && !iov.direct_slice(offset, length)) return 0;
   const uint64_t extent = iov.extent_of(offset);
@@ -173,6 +277,11 @@ void Link::register_extent(Iov& iov, uint64_t extent, uint64_t id) {
 }
 
 void Link::unregister(uint64_t region) {
+  if (rdma()) {
+    regions_.erase(region);
+    if (cached_region_ == region) cached_region_ = 0;
+    return;
+  }
   push_reads();
   connection_->queue.push(Type::kUnregisterRegion, ask(Control::kUnregister, region),
                           wire::UnregisterRegion{region});
@@ -209,7 +318,8 @@ void Link::add_read(const Slot& slot, uint64_t request_id) {
   std::memcpy(entry.key, slot.sqe.key, sizeof entry.key);
   entry.offset = slot.sqe.offset;
   entry.length = slot.sqe.length;
-  entry.address = slot.sqe.iov_offset % kExtentBytes;
+  entry.address =
+      slot.over_rdma ? slot.iov()->remote_address(slot.sqe.iov_offset) : slot.sqe.iov_offset % kExtentBytes;
   entry.request_id = request_id;
   many_.entries.push_back(entry);
   if (many_.entries.size() == wire::kMaxReadMany) push_reads();

@@ -12,13 +12,15 @@
 #include "client/granules.h"
 #include "client/iov.h"
 #include "client/slot.h"
+#include "net/rdma/adapter.h"
+#include "net/rdma/verbs_pair.h"
 #include "net/socket.h"
 
 namespace ffs::client {
 
 class Link {
  public:
-  enum class State : uint8_t { kIdle, kConnecting, kHello, kReady };
+  enum class State : uint8_t { kIdle, kConnecting, kHello, kRdma, kReady };
 
   Link(Client& client, Endpoint endpoint);
 
@@ -26,6 +28,9 @@ class Link {
   State state() const { return state_; }
   bool ready() const { return state_ == State::kReady; }
   bool local() const { return transport_ == net::Transport::kLocal; }
+  // Its frames and its bulk data go over a queue pair.
+  bool rdma() const { return connection_ != nullptr && connection_->channel != nullptr; }
+  net::rdma::Channel& channel() { return *connection_->channel; }
   net::Connection& connection() { return *connection_; }
   bool connected() const { return connection_ != nullptr; }
 
@@ -35,6 +40,17 @@ class Link {
   Status on_connected();
   // Takes the reply to hello; an error is the server's refusal (detail in *detail).
   Status on_hello_reply(const net::Frame& frame, wire::Detail* detail);
+  // Takes the reply to rdma_open. An error: over RDMA alone is wanted, and it can't be had.
+  Status on_rdma_reply(const net::Frame& frame);
+  // Readable when the channel has something to say; -1 without one.
+  int rdma_fd() const { return rdma() ? events_->fd() : -1; }
+  void take_rdma_events();
+  // The connection's path is no good for RDMA: for a while, TCP will do.
+  void distrust_rdma(uint64_t now_ns) { rdma_not_before_ns_ = now_ns + kDistrustNs; }
+  // Of all channels that were here.
+  net::rdma::ChannelCounters rdma_counters() const;
+  // Why RDMA was wanted and isn't used; null: nothing to say.
+  const char* no_rdma() const { return no_rdma_; }
   // Forgets the connection and all that the server knew through it. `released` gets the tokens
   // of payloads that were still queued.
   void disconnect(std::vector<uint64_t>* released);
@@ -79,6 +95,10 @@ class Link {
   bool dirty = false;           // stands in the ring's list of links to pump
   bool wants_write = false;     // EPOLLOUT is armed
   bool local_refused = false;
+  bool rdma_watched = false;      // rdma_fd() is in the ring's epoll
+  bool rdma_broken = false;       // the socket may say yet who was to blame
+  uint64_t broken_until_ns = 0;   // then it is given up
+  net::FrameReader beside{4096};  // of the socket of a link over RDMA
 
   // The payload that is being received.
   uint32_t receiving = kNoSlot;  // kNoSlot: thrown away
@@ -98,6 +118,7 @@ class Link {
     RegionState state = RegionState::kAsked;
     uint64_t iov_serial = 0;
     uint64_t extent = 0;
+    uint32_t key = 0;  // over RDMA
   };
   enum class Control : uint8_t { kCapability, kRegister, kUnregister };
   struct Asked {
@@ -106,7 +127,11 @@ class Link {
     Fd fd;  // that goes with the frame: the send queue borrows it
   };
 
+  static constexpr uint64_t kDistrustNs = 30'000'000'000;
+
   bool may_be_local() const;
+  Status offer_rdma(bool server_takes_it);
+  uint64_t rdma_key(Iov& iov, uint64_t extent);
   uint64_t ask(Control kind, uint64_t what, Fd fd = Fd());
   void register_extent(Iov& iov, uint64_t extent, uint64_t id);
   void unregister(uint64_t region);
@@ -123,12 +148,20 @@ class Link {
   Endpoint endpoint_;
   State state_ = State::kIdle;
   net::Transport transport_ = net::Transport::kTcp;
+  std::unique_ptr<net::rdma::Events> events_;  // of the pair and the channel, so it goes after them
   std::unique_ptr<net::Connection> connection_;
+  net::rdma::Adapter* adapter_ = nullptr;
+  std::unique_ptr<net::rdma::VerbsPair> pair_;  // until it is connected
+  net::rdma::ChannelCounters rdma_counters_;    // of channels that are gone
+  uint64_t rdma_not_before_ns_ = 0;
+  uint64_t started_ns_ = 0;
+  const char* no_rdma_ = nullptr;
   std::vector<Handle> handles_;  // by capability id
   uint32_t last_handle_ = 0;
   std::unordered_map<uint64_t, Region> regions_;
   uint64_t cached_region_ = 0;  // the last one that regions_ was asked for
   RegionState cached_state_ = RegionState::kAsked;
+  uint32_t cached_key_ = 0;  // over RDMA
   std::unordered_map<uint64_t, Asked> asked_;
   uint64_t last_control_ = 0;
   uint64_t drops_seen_ = 0;

@@ -354,6 +354,12 @@ void Ring::progress(bool block, uint64_t until_ns) {
     return;
   }
   int timeout_ms = 0;
+  if (block && channels_ > 0 && arm_channels()) {
+    block = false;
+    for (const auto& link : links_) {
+      if (link->rdma() && !link->rdma_broken) receive(*link);
+    }
+  }
   if (block) {
     now_ns_ = now_ns();
     const uint64_t next_ns = std::min({until_ns, next_timer_ns_, next_hedge_ns_});
@@ -374,6 +380,11 @@ void Ring::progress(bool block, uint64_t until_ns) {
         armed_ns_ = kForever;
       } else if (ready[i].data.ptr == waker_.get()) {
         woken = true;
+      } else if ((ready[i].data.u64 & 1) != 0) {  // watch_channel
+        Link& link = *reinterpret_cast<Link*>(ready[i].data.u64 & ~uint64_t{1});
+        if (!link.rdma()) continue;
+        link.take_rdma_events();
+        if (!link.rdma_broken) receive(link);
       } else {
         on_ready(*static_cast<Link*>(ready[i].data.ptr), ready[i].events);
       }
@@ -417,7 +428,8 @@ void Ring::run_due() {
 // So that fd() turns readable when something is due, or when completions are left.
 void Ring::arm_timer() {
   const uint64_t next_ns = std::min(next_timer_ns_, next_hedge_ns_);
-  const uint64_t at_ns = done_count_ > 0 ? 1 : outstanding() > 0 ? next_ns : kForever;
+  const bool more = done_count_ > 0 || (channels_ > 0 && outstanding() > 0 && arm_channels());
+  const uint64_t at_ns = more ? 1 : outstanding() > 0 ? next_ns : kForever;
   const bool expired = armed_ns_ <= now_ns_;   // readable until it is set anew
   if (at_ns >= armed_ns_ && !expired) return;  // an early alarm does no harm
   itimerspec spec{};
@@ -427,6 +439,23 @@ void Ring::arm_timer() {
   }
   FFS_CHECK(::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr) == 0);
   armed_ns_ = at_ns;
+}
+
+ffs_ring_stats Ring::stats() const {
+  ffs_ring_stats out = stats_;
+  net::rdma::ChannelCounters sum;
+  for (const auto& link : links_) {
+    sum.add(link->rdma_counters());
+    if (!link->ready()) continue;
+    (link->rdma() ? out.rdma_links : link->local() ? out.local_links : out.tcp_links)++;
+  }
+  out.rdma_doorbells = sum.doorbells;
+  out.rdma_sends = sum.sends;
+  out.rdma_inline_sends = sum.inline_sends;
+  out.rdma_credit_sends = sum.credit_sends;
+  out.rdma_completions = sum.completions;
+  out.rdma_receives = sum.receives;
+  return out;
 }
 
 // --- cancelling -------------------------------------------------------------------------------

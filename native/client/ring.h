@@ -46,7 +46,7 @@ class Ring {
   void abandon();
 
   int fd() const { return epoll_.get(); }
-  const ffs_ring_stats& stats() const { return stats_; }
+  ffs_ring_stats stats() const;
 
  private:
   Ring(std::shared_ptr<Client> client, uint32_t entries, uint32_t inflight);
@@ -136,10 +136,14 @@ class Ring {
   void push_last_chunk(Link& link, uint32_t index, const wire::Context& context);
   void push_list_chunks(Link& link, uint32_t index, const wire::Context& context);
   void release_tokens();
+  void rdma_broke(Link& link);
+  void watch_channel(Link& link);
+  bool arm_channels();
 
   // ring_receive.cc: replies
   void on_ready(Link& link, uint32_t events);
   void receive(Link& link);
+  void receive_beside(Link& link);
   bool drain_reader(Link& link);
   bool on_frame(Link& link, const net::Frame& frame);
   bool on_read_reply(Link& link, const net::Frame& frame, uint32_t index);
@@ -190,6 +194,7 @@ class Ring {
   std::vector<Link*> link_by_endpoint_;  // of routing_
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> dirty_;
+  uint32_t channels_ = 0;              // links over RDMA
   const Chain* last_chain_ = nullptr;  // of routing_, that chain_of was asked for
   uint32_t turn_ = 0;                  // breaks ties between replicas
   uint64_t random_;

@@ -330,6 +330,7 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
       slot.tried = 0;
       return go_on(index);
     case Next::kRegister:
+      slot.rdma_refused |= slot.over_rdma;
       if (slot.link->ready()) slot.link->forget_region(slot.region);
       slot.tried = 0;
       return go_on(index);
@@ -344,6 +345,12 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
 // back from it. False: that can't be done now.
 bool Ring::slice_is_free(uint32_t index, bool answered) {
   Slot& slot = slots_[index];
+  if (slot.direct_read && slot.over_rdma && !answered) {
+    // Only the end of the queue pair makes sure. What else is on the link is asked again on a new one.
+    if (slot.link->connected()) fail_link(*slot.link, {Ending::kLost});
+    slot.direct_read = false;
+    return true;
+  }
   if (!slot.direct_read || answered || slot.iov()->take_back(slot.sqe.iov_offset, slot.sqe.length)) {
     slot.direct_read = false;
     return true;
@@ -391,7 +398,12 @@ void Ring::run_timers() {
 }
 
 void Ring::check_link_timers(Link& link) {
-  if (link.state() == Link::State::kConnecting || link.state() == Link::State::kHello) {
+  if (link.rdma_broken) {
+    if (link.broken_until_ns <= now_ns_) return fail_link(link, {Ending::kLost});
+    note_timer(link.broken_until_ns);
+  }
+  if (link.state() == Link::State::kConnecting || link.state() == Link::State::kHello ||
+      link.state() == Link::State::kRdma) {
     if (link.connect_deadline_ns <= now_ns_) {
       fail_link(link, {Ending::kUnreachable});
     } else {

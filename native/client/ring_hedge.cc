@@ -16,6 +16,8 @@ constexpr uint64_t kFloorNs = 1 * kMsNs;
 // A slice that a server writes into itself must be taken back from it before another answer counts,
 // and its extent registered anew: that costs more than a late answer.
 constexpr uint64_t kDirectFloorNs = 25 * kMsNs;
+// Over RDMA it costs the queue pair: all that is on it is asked again.
+constexpr uint64_t kRdmaFloorNs = 100 * kMsNs;
 constexpr uint64_t kLookAgainNs = 5 * kMsNs;
 constexpr uint64_t kMostHedgeBytes = 64ull << 20;
 constexpr size_t kKeepBytes = 256 * 1024;  // of memory for the next second try
@@ -39,7 +41,10 @@ void Ring::arm_hedge(Slot& slot, const Chain& chain) {
   hedge_budget_.earn(1, o.hedge_percent);
   uint64_t after_ns = o.hedge_after_ms * kMsNs;
   if (after_ns == 0) {
-    after_ns = latencies_.hedge_after_ns(moved_bytes(slot), slot.direct_read ? kDirectFloorNs : kFloorNs,
+    after_ns = latencies_.hedge_after_ns(moved_bytes(slot),
+                                         slot.over_rdma     ? kRdmaFloorNs
+                                         : slot.direct_read ? kDirectFloorNs
+                                                            : kFloorNs,
                                          o.try_timeout_ms * kMsNs / 2);
   }
   slot.hedge_after_ns = after_ns;

@@ -24,6 +24,7 @@ void Ring::on_ready(Link& link, uint32_t events) {
     if (!connected.ok()) return fail_link(link, {Ending::kUnreachable});
     return pump(link);
   }
+  if (link.rdma()) return receive_beside(link);
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(link);
   if (link.connected() && (events & EPOLLOUT) != 0) mark_dirty(link);
 }
@@ -34,6 +35,11 @@ void Ring::receive(Link& link) {
     stats_.recv_calls++;
     auto got = link.connection().receive();
     if (!got.ok()) {
+      if (link.rdma()) {
+        if (got.error().code != EAGAIN) return rdma_broke(link);
+        if (!link.connection().queue.empty() || link.channel().waits()) mark_dirty(link);
+        return;
+      }
       if (got.error().code == EAGAIN) return;
       return fail_link(link, {link.ready() ? Ending::kLost : Ending::kUnreachable});
     }
@@ -46,7 +52,25 @@ void Ring::receive(Link& link) {
       check_arriving(link, slots_[link.receiving], link.read_reply.bytes - reader.payload_left());
     }
     if (!drain_reader(link)) return;
-    if (*got < kSmallReceive && !link.connection().reader.in_payload()) return;
+    if (*got < kSmallReceive && !link.connection().reader.in_payload() && !link.rdma()) return;
+  }
+}
+
+// The socket of a link over RDMA: its end, and before it which request broke the queue pair.
+void Ring::receive_beside(Link& link) {
+  if (!link.rdma_broken) receive(link);  // what came before
+  while (link.connected()) {
+    auto got = link.connection().receive_beside(link.beside);
+    if (!got.ok() && got.error().code == EAGAIN) return;
+    if (!got.ok()) return fail_link(link, {Ending::kLost});
+    net::Frame frame;
+    net::FrameReader::Next next;
+    while ((next = link.beside.next(&frame)) == net::FrameReader::Next::kFrame) {
+      const bool good = frame.payload_bytes == 0 && on_frame(link, frame);
+      if (!link.connected()) return;
+      if (!good) return fail_link(link, {Ending::kLost});
+    }
+    if (next != net::FrameReader::Next::kNeedMore) return fail_link(link, {Ending::kLost});
   }
 }
 
@@ -59,11 +83,22 @@ bool Ring::drain_reader(Link& link) {
         return true;
       case net::FrameReader::Next::kPayload:
         on_payload(link);
+        if (!link.connected()) return false;
         break;
       case net::FrameReader::Next::kBad:
         fail_link(link, {Ending::kLost});
         return false;
       case net::FrameReader::Next::kFrame: {
+        if (link.state() == Link::State::kRdma) {
+          auto status = link.on_rdma_reply(frame);
+          if (!status.ok()) {
+            fail_link(link, {Ending::kHelloRefused, static_cast<uint32_t>(status.error().code)});
+            return false;
+          }
+          if (link.rdma()) watch_channel(link);
+          mark_dirty(link);
+          break;
+        }
         if (!link.ready()) {
           Detail detail;
           auto status = link.on_hello_reply(frame, &detail);
@@ -167,8 +202,10 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
       size_t{reply.granule_count} * 4 + size_t{reply.patch_count} * sizeof(wire::ReadPatch)) {
     return false;
   }
-  const bool in_region = reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion);
-  if (in_region && !slot.direct_read) return false;
+  const bool over_rdma = reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRdma);
+  const bool in_region = over_rdma || reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion);
+  if ((in_region && !slot.direct_read) || over_rdma != (in_region && slot.over_rdma)) return false;
+  if (over_rdma && reply.patch_count != 0) return false;
   uint64_t patched = 0;
   link.granule_crcs.resize(reply.granule_count);
   link.granules = {};

@@ -17,6 +17,7 @@ namespace {
 // So much is encoded ahead of what the socket took.
 constexpr size_t kSendAheadBytes = 1u << 20;
 constexpr uint64_t kMsNs = 1000000;
+constexpr uint64_t kBrokenMs = 1000;  // that a server gets to say why
 // Creates of more bytes are offered before they go through a socket: a round trip, where they are there
 // already.
 constexpr uint32_t kOfferAboveBytes = 64u << 10;
@@ -101,7 +102,7 @@ void Ring::pump(Link& link) {
     note_timer(link.connect_deadline_ns);
     return watch(link);
   }
-  if (link.state() == Link::State::kConnecting) return;
+  if (link.state() == Link::State::kConnecting || link.rdma_broken) return;
   net::SendQueue& queue = link.connection().queue;
   const uint64_t bound = client_->options().inflight_bytes;
   while (true) {
@@ -115,7 +116,9 @@ void Ring::pump(Link& link) {
     stats_.send_calls++;
     auto sent = link.connection().flush(&tokens_);
     release_tokens();
+    if (!sent.ok() && link.rdma()) return rdma_broke(link);
     if (!sent.ok()) return fail_link(link, {Ending::kLost});
+    if (!*sent && link.rdma()) return;  // credits or completions bring it on
     if (!*sent) return want_write(link, true);
   }
   want_write(link, false);
@@ -135,6 +138,12 @@ void Ring::release_tokens() {
 void Ring::fail_link(Link& link, const TryOutcome& outcome) {
   const bool was_ready = link.ready();
   if (link.connected()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.connection().socket.get(), nullptr);
+  if (link.rdma_watched) {
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.rdma_fd(), nullptr);
+    link.rdma_watched = false;
+    channels_--;
+  }
+  if (link.state() == Link::State::kRdma) link.distrust_rdma(now_ns_);
   const bool was_local =
       link.connected() ? link.local() : client_->options().transport != TransportChoice::kTcp;
   link.disconnect(&tokens_);
@@ -164,6 +173,39 @@ void Ring::fail_link(Link& link, const TryOutcome& outcome) {
     if (!sent) slots_[index].attempt++;
     end_try(index, sent || outcome.ending != Ending::kLost ? outcome : TryOutcome{Ending::kUnreachable});
   }
+}
+
+// --- channels ---------------------------------------------------------------------------------
+
+// The link has gone over to RDMA.
+void Ring::watch_channel(Link& link) {
+  epoll_event event{EPOLLIN, {nullptr}};
+  event.data.u64 = reinterpret_cast<uint64_t>(&link) | 1;
+  FFS_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.rdma_fd(), &event) == 0);
+  link.rdma_watched = true;
+  channels_++;
+}
+
+// Before this thread sleeps. True: something has come already.
+bool Ring::arm_channels() {
+  bool found = false;
+  for (const auto& link : links_) {
+    if (!link->rdma() || link->rdma_broken) continue;
+    auto more = link->channel().arm();
+    found = found || !more.ok() || *more;
+  }
+  return found;
+}
+
+// The queue pair is lost. The server knows who was to blame, if anybody was, and says so over the socket
+// before it closes it; then all that is on the link is asked again.
+void Ring::rdma_broke(Link& link) {
+  if (link.rdma_broken) return;
+  link.rdma_broken = true;
+  stats_.rdma_breaks++;
+  if (!link.channel().heard()) link.distrust_rdma(now_ns_);
+  link.broken_until_ns = now_ns_ + kBrokenMs * kMsNs;
+  note_timer(link.broken_until_ns);
 }
 
 // --- requests ---------------------------------------------------------------------------------
@@ -217,6 +259,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
   slot.paid = false;
   slot.region = 0;
   slot.direct_read = false;
+  slot.over_rdma = false;
   slot.answered_early = false;
   link.inflight_bytes += slot.sqe.length;
   note_timer(slot.try_deadline_ns);
@@ -248,8 +291,11 @@ bool Ring::send_request(Link& link, uint32_t index) {
 void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* chain) {
   Slot& slot = slots_[index];
   const ffs_sqe& sqe = slot.sqe;
-  if (!slot.is_hedge()) slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
+  if (!slot.is_hedge() && !(link.rdma() && slot.rdma_refused)) {
+    slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
+  }
   slot.direct_read = slot.region != 0;
+  slot.over_rdma = slot.direct_read && link.rdma();
   if (slot.direct_read && link.takes_read_many() && goes_with_others(sqe)) {
     if (!link.joins_reads(slot)) link.begin_reads(slot, context_of(slot, handle, chain));
     link.add_read(slot, request_id(index, slot));
@@ -267,10 +313,13 @@ void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* c
   read.tag_bytes = sqe.tag_bytes;
   std::memcpy(read.tag, sqe.tag, sizeof read.tag);
   read.bulk.length = sqe.length;
-  read.bulk.kind = static_cast<uint8_t>(slot.direct_read ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
+  read.bulk.kind = static_cast<uint8_t>(slot.over_rdma     ? wire::BulkKind::kRdma
+                                        : slot.direct_read ? wire::BulkKind::kRegion
+                                                           : wire::BulkKind::kInline);
   if (slot.direct_read) {
     read.bulk.region = slot.region;
-    read.bulk.address = sqe.iov_offset % kExtentBytes;
+    read.bulk.address =
+        slot.over_rdma ? slot.iov()->remote_address(sqe.iov_offset) : sqe.iov_offset % kExtentBytes;
   }
   link.connection().queue.push(Type::kRead, request_id(index, slot), read);
 }
@@ -321,8 +370,9 @@ void Ring::push_update(Link& link, uint32_t index, const wire::Context& context)
     return;
   }
   // Without checksums a server could take bytes that their owner changed after giving up.
-  if (client_->options().checksums) {
+  if (client_->options().checksums && !(link.rdma() && slot.rdma_refused)) {
     slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, false);
+    slot.over_rdma = slot.region != 0 && link.rdma();
   }
   if (sqe.op == FFS_OP_CREATE && sqe.length > kOfferAboveBytes && slot.region == 0 && !slot.wanted &&
       link.takes_offers()) {
@@ -337,11 +387,13 @@ void Ring::push_update(Link& link, uint32_t index, const wire::Context& context)
     net::piece_crcs(sqe.offset, data, crcs_.data());
   }
   update.bulk.length = sqe.length;
-  update.bulk.kind =
-      static_cast<uint8_t>(slot.region != 0 ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
+  update.bulk.kind = static_cast<uint8_t>(slot.over_rdma     ? wire::BulkKind::kRdma
+                                          : slot.region != 0 ? wire::BulkKind::kRegion
+                                                             : wire::BulkKind::kInline);
   if (slot.region != 0) {
     update.bulk.region = slot.region;
-    update.bulk.address = sqe.iov_offset % kExtentBytes;
+    update.bulk.address =
+        slot.over_rdma ? slot.iov()->remote_address(sqe.iov_offset) : sqe.iov_offset % kExtentBytes;
     link.connection().queue.push(Type::kUpdate, request_id(index, slot), update, bytes_of(crcs_, pieces));
   } else {
     slot.payload_queued = true;

@@ -49,6 +49,8 @@ struct Slot {
   bool payload_queued = false;  // its payload is borrowed by the link's send queue
   bool answered_early = false;  // with `outcome`, which counts once the payload is through
   bool direct_read = false;     // this try's data goes straight into the slice
+  bool over_rdma = false;       // this try's data goes over RDMA
+  bool rdma_refused = false;    // a server couldn't reach its memory so: inline from now on
   bool lost_try = false;        // update: an earlier try went unanswered
   bool wanted = false;  // create: a server that was offered its bytes wants them (docs/ring.md, Offers)
   bool capability_sent_again = false;

@@ -415,6 +415,7 @@ std::vector<std::vector<uint8_t>> fuzz::seeds() {
   queue.push(Type::kOpenCapability, 1, wire::OpenCapability{2, 0},
              net::Bytes(reinterpret_cast<const uint8_t*>(&capability), sizeof capability));
   queue.push(Type::kPeerProof, 0, wire::PeerProof{});
+  queue.push(Type::kRdmaOpen, 6, wire::RdmaOpen{});
   out.push_back(taken(queue, 4));
   for (std::vector<uint8_t>& stream : servers_seeds()) {
     out.push_back(stream);

@@ -71,6 +71,10 @@ uint32_t min_fixed_bytes(Type type) {
       return sizeof(wire::StatusReply);
     case Type::kPeerProof:
       return sizeof(wire::PeerProof);
+    case Type::kRdmaOpen:
+      return sizeof(wire::RdmaOpen);
+    case Type::kRdmaOpenReply:
+      return sizeof(wire::RdmaOpenReply);
     case Type::kRead:
       return sizeof(wire::Read);
     case Type::kReadReply:

@@ -182,6 +182,7 @@ Result<std::string> host_id() {
 // --- Connection -------------------------------------------------------------------------------
 
 Result<size_t> Connection::receive() {
+  if (channel != nullptr) return channel->receive(reader);
   iovec pieces[2];
   const int count = reader.slots(pieces);
   if (count == 0) return Error::of(EBUSY, "the reader has no room");
@@ -237,8 +238,23 @@ int cut(iovec* pieces, int count, size_t most_bytes) {
 
 }  // namespace
 
+Result<size_t> Connection::receive_beside(FrameReader& from_socket) {
+  iovec pieces[2];
+  const int count = from_socket.slots(pieces);
+  if (count == 0) return Error::of(EBUSY, "the reader has no room");
+  ssize_t got;
+  do {
+    got = ::readv(socket.get(), pieces, count);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return Error::of(errno == EWOULDBLOCK ? EAGAIN : errno, "receiving");
+  if (got == 0) return Error::of(EPIPE, "the peer has closed the connection");
+  from_socket.received(static_cast<size_t>(got));
+  return static_cast<size_t>(got);
+}
+
 Result<bool> Connection::flush(std::vector<uint64_t>* released, size_t most_bytes) {
   full = false;
+  if (channel != nullptr) return channel->flush(queue, released, most_bytes);
   while (!queue.empty()) {
     if (most_bytes == 0) return false;
     iovec pieces[kGatherPieces];

@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/fd.h"
 #include "base/result.h"
 #include "net/frame.h"
+#include "net/rdma/channel.h"
 
 namespace ffs::net {
 
@@ -37,9 +39,11 @@ Status connect_result(const Fd& socket);
 // Boot id and network namespace: processes with equal strings can use `local`.
 Result<std::string> host_id();
 
-// One connection: socket, reader, send queue and received descriptors.
+// One connection: socket, reader, send queue and received descriptors. With a channel its frames go over
+// RDMA, and the socket is there to tell of the other's end (docs/rdma.md).
 struct Connection {
   Fd socket;
+  std::unique_ptr<rdma::Channel> channel;
   Transport transport = Transport::kTcp;
   FrameReader reader;
   SendQueue queue;
@@ -59,6 +63,8 @@ struct Connection {
   // sendmsg until the queue is empty, the socket is full, or most_bytes are sent. True: all is sent.
   // `released` gets the tokens of payloads that are through.
   Result<bool> flush(std::vector<uint64_t>* released, size_t most_bytes = SIZE_MAX);
+  // One recv of the socket beside a channel, as receive().
+  Result<size_t> receive_beside(FrameReader& from_socket);
 };
 
 }  // namespace ffs::net

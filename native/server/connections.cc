@@ -87,6 +87,11 @@ void Shard::on_session(io::Poll* poll) {
   }
   const uint32_t events = std::exchange(poll->events, 0u);
   if (!session.open) return;
+  if (session.connection.channel != nullptr) {  // the socket only tells of the end
+    if ((events & (POLLRDHUP | POLLHUP | POLLERR)) != 0) self->close_session(session, "the peer has closed");
+    self->end_session_if_unused(session);
+    return;
+  }
   if (poll == &session.out) {
     if (!session.connection.queue.empty()) {
       self->list_to_flush(session);
@@ -116,6 +121,7 @@ void Shard::read_sessions() {
       if (session == nullptr || session->recovery != recovery) continue;
       session->listed_to_read = false;
       read_session(*session);
+      if (session->connection.channel != nullptr) go_on_with_channel(*session);
       if (!session->open) end_session_if_unused(*session);
       session = nullptr;
     }
@@ -200,7 +206,7 @@ void Shard::flush_session(Session& session) {
   for (uint64_t token : released_) release_token(token);
   released_.clear();
   if (!sent.ok()) return close_session(session, sent.error().what);
-  if (!*sent && !session.out_armed) {
+  if (!*sent && session.connection.channel == nullptr && !session.out_armed) {
     // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
     if (!session.out_fd.valid())
       session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
@@ -236,6 +242,7 @@ void Shard::close_session(Session& session, const char* why) {
   log(LogLevel::kDebug, "shard %u: a connection ends: %s", config_.number, why != nullptr ? why : "");
   session.open = false;
   session.results.clear();
+  if (session.connection.channel != nullptr) end_channel(session);
   session.connection.queue.clear(&released_);
   for (uint64_t token : released_) release_token(token);
   released_.clear();
@@ -264,7 +271,7 @@ void Shard::close_session(Session& session, const char* why) {
 // A closed session's record is free when no poll, no list and no request points to it.
 void Shard::end_session_if_unused(Session& session) {
   if (!session.used || session.open || session.polls > 0 || session.requests > 0 || session.listed_to_read ||
-      session.listed_to_flush || session.region_waits > 0) {
+      session.listed_to_flush || session.region_waits > 0 || session.rdma_work > 0) {
     return;
   }
   session.connection = net::Connection(Fd(), net::Transport::kTcp);
@@ -273,6 +280,7 @@ void Shard::end_session_if_unused(Session& session) {
   session.out_armed = session.out_ending = session.hello = session.from_server = session.proved =
       session.recovery = session.readable = session.send_full = false;
   session.client = ClientId();
+  session.rdma = nullptr;
   session.used = session.hung_up = false;
   sessions_.give(&session);
   if (accept_again_) accept_all();

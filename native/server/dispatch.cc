@@ -69,6 +69,9 @@ bool Shard::dispatch(Session& session, const net::Frame& frame) {
       return on_list_chunks(session, frame);
     case Type::kReadMany:
       return on_read_many(session, frame);
+    case Type::kRdmaOpen:
+      on_rdma_open(session, frame);
+      return true;
     default:
       metrics_.frame_errors++;
       close_session(session, "a client sent a frame that isn't a client's");
@@ -87,6 +90,9 @@ void Shard::on_hello(Session& session, const net::Frame& frame) {
   reply.routing_epoch = routing_epoch_;
   reply.max_payload_bytes = wire::kMaxPayloadBytes;
   reply.features = wire::kFeatureUsed | wire::kFeatureReadMany | wire::kFeatureOffer;
+  if (session.connection.transport == net::Transport::kTcp && offers_rdma()) {
+    reply.features |= wire::kFeatureRdma;
+  }
   reply.version = net::choose_version(net::spoken_versions(), {hello.version_min, hello.version_max});
   const bool known_role = hello.role == static_cast<uint8_t>(wire::Role::kClient) ||
                           hello.role == static_cast<uint8_t>(wire::Role::kServer);
@@ -335,6 +341,7 @@ Request* Shard::new_request(Session& session, Type type, uint64_t request_id, Ta
   request->request_id = request_id;
   request->type = type;
   request->open_answers = 1;
+  request->of_many = false;
   session.requests++;
   note_ops();
   return request;
@@ -366,7 +373,9 @@ bool Shard::on_read(Session& session, const net::Frame& frame) {
       return refuse(session, frame, ENXIO, Detail::kNoRegion), true;
     }
     region = found->second->registered.registered() ? found->second : nullptr;
-  } else if (read.bulk.kind != static_cast<uint8_t>(wire::BulkKind::kInline)) {
+  } else if (read.bulk.kind != static_cast<uint8_t>(wire::BulkKind::kInline) &&
+             (read.bulk.kind != static_cast<uint8_t>(wire::BulkKind::kRdma) ||
+              session.connection.channel == nullptr)) {
     return refuse(session, frame, EINVAL, Detail::kBadFrame), true;
   }
   Request* request = take_request(session, frame, target);

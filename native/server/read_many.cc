@@ -38,6 +38,7 @@ bool Shard::on_read_many(Session& session, const net::Frame& frame) {
     return false;
   }
   Target* target = find_target(head.context);
+  const bool over_rdma = session.connection.channel != nullptr;
   auto found = session.regions.find(head.region);
   ClientRegion* region = found == session.regions.end() ? nullptr : found->second;
   if (region != nullptr && region->state != ClientRegion::State::kReady) region = nullptr;
@@ -61,6 +62,8 @@ bool Shard::on_read_many(Session& session, const net::Frame& frame) {
       send_refusal(session, Type::kRead, entry.request_id, EAGAIN, Detail::kWrongTarget);
     } else if (entry.length == 0 || entry.length > wire::kMaxReadManyBytes || end > kMaxChunkBytes) {
       send_refusal(session, Type::kRead, entry.request_id, EINVAL, Detail::kBadFrame);
+    } else if (over_rdma) {
+      read_alone(session, *target, head, entry);
     } else if (region == nullptr || !region->holds(entry.address, entry.length)) {
       send_refusal(session, Type::kRead, entry.request_id, ENXIO, Detail::kNoRegion);
     } else {
@@ -127,20 +130,36 @@ void Shard::end_many(ManyRead* read) {
   const bool plain = read->error == 0 && !target.leaving && session.open && read->granule_count <= 1 &&
                      target.replica->read_stands(read->judged_in, now_ms_);
   if (!plain) return read_alone(read);
-  wire::ReadManyResult result{};
-  result.request_id = read->request_id;
-  result.bytes = read->read_length;
-  result.chunk_length = read->readable_length;
-  const bool summed = read->checksums != nullptr && read->granule_count > 0;
-  result.granule = summed ? read->first_granule : wire::kNoGranule;
-  result.crc = summed ? read->sums[0] : 0;
-  session.results.push_back(result);
-  if (session.results.size() == wire::kMaxReadMany) push_results(session);
-  list_to_flush(session);
+  wire::ReadReply said{};
+  said.bytes = read->read_length;
+  said.chunk_length = read->readable_length;
+  said.first_granule = read->first_granule;
+  said.granule_count = read->checksums != nullptr ? read->granule_count : 0;
+  push_result(session, read->request_id, said, read->sums[0]);
   background_.client_read(read->read_length, read->beside, now_us_ - read->arrived_us, now_us_);
   metrics_.reads++;
   metrics_.read_bytes += read->read_length;
   give_many(read);
+}
+
+// Over RDMA the device never puts the bytes in place: a request of its own, whose result goes with the
+// others'.
+void Shard::read_alone(Session& session, Target& target, const wire::ReadMany& head,
+                       const wire::ReadManyEntry& entry) {
+  wire::Read read{};
+  read.context = head.context;
+  std::memcpy(read.key, entry.key, sizeof read.key);
+  read.offset = entry.offset;
+  read.length = entry.length;
+  read.flags = head.flags & wire::kReadWantChecksums;
+  read.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kRdma);
+  read.bulk.length = entry.length;
+  read.bulk.region = head.region;
+  read.bulk.address = entry.address;
+  Request* request = new_request(session, Type::kRead, entry.request_id, &target);
+  request->of_many = true;
+  request->deadline_ms = deadline(head.context.deadline_ms);
+  begin_read(request, read, nullptr);
 }
 
 // The long way, from the beginning.
@@ -176,6 +195,19 @@ void Shard::give_many(ManyRead* read) {
   if (!session->open) end_session_if_unused(*session);
   target.under_way--;
   if (target.leaving) go_on_leaving(target);
+}
+
+void Shard::push_result(Session& session, uint64_t request_id, const wire::ReadReply& said, uint32_t crc) {
+  wire::ReadManyResult result{};
+  result.request_id = request_id;
+  result.bytes = said.bytes;
+  result.chunk_length = said.chunk_length;
+  const bool summed = said.granule_count > 0;
+  result.granule = summed ? said.first_granule : wire::kNoGranule;
+  result.crc = summed ? crc : 0;
+  session.results.push_back(result);
+  if (session.results.size() == wire::kMaxReadMany) push_results(session);
+  list_to_flush(session);
 }
 
 // What there is of results goes behind everything that is queued.

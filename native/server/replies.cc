@@ -128,14 +128,28 @@ void Shard::reply_read(Request* request, const craq::Reply& answer) {
     reply.first_granule = read.first_granule;
     reply.granule_count = read.granule_count;
   }
+  const bool over_rdma = request->bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRdma);
+  if (over_rdma) {
+    if (read.read_length > 0) write_over_rdma(request);
+    if (request->of_many && reply.codec == 0 && reply.tag_bytes == 0 && reply.granule_count <= 1 &&
+        reply.chunk_length == reply.logical_length) {
+      push_result(session, request->request_id, reply, request->sums[0]);
+      background_.client_read(read.read_length, request->beside, now_us_ - request->arrived_us, now_us_);
+      metrics_.reads++;
+      metrics_.read_bytes += read.read_length;
+      return give_request(request);
+    }
+  }
   const bool in_region = request->region != nullptr;
-  reply.bulk.kind = static_cast<uint8_t>(in_region ? wire::BulkKind::kRegion : wire::BulkKind::kInline);
+  reply.bulk.kind = static_cast<uint8_t>(over_rdma   ? wire::BulkKind::kRdma
+                                         : in_region ? wire::BulkKind::kRegion
+                                                     : wire::BulkKind::kInline);
   reply.patch_count = in_region ? static_cast<uint32_t>(request->patches.size()) : 0;
 
   scratch_.resize(reply.granule_count * size_t{4} + reply.patch_count * sizeof(wire::ReadPatch));
   if (reply.granule_count > 0)
     std::memcpy(scratch_.data(), request->sums.data(), reply.granule_count * size_t{4});
-  size_t payload_bytes = in_region ? 0 : read.read_length;
+  size_t payload_bytes = in_region || over_rdma ? 0 : read.read_length;
   for (uint32_t i = 0; i < reply.patch_count; i++) {
     const Patch& patch = request->patches[i];
     const wire::ReadPatch out{patch.at, patch.length};

@@ -25,6 +25,7 @@ class Shard;
 class TargetSpaces;
 struct Target;
 struct Session;
+struct RdmaPort;
 
 // The bytes of an update on their way, with the writer's checksums; craq's BufferRef. Counted:
 // the replica's reference, one for each send under way, one for each stage under way.
@@ -47,8 +48,12 @@ struct Payload {
   bool has_block_crcs = false;  // once the bytes were checked
   std::array<uint32_t, kMaxKnownBlocks> block_crcs;
 
-  // Where it comes from, when it is fetched (PayloadState::later).
+  // Where it comes from, when it is fetched (PayloadState::later): a region, or memory of the client's that
+  // `source` (which counts it among its requests) reads over RDMA under `remote_key`.
   ClientRegion* region = nullptr;
+  Session* source = nullptr;
+  uint32_t remote_key = 0;
+  uint64_t request_id = 0;  // with a source
   uint64_t address = 0;
   Target* holder = nullptr;  // whose replica has a reference
   Target* target = nullptr;  // the fetch's
@@ -95,6 +100,7 @@ struct Request : engine::Sink {
   engine::ReadOp read;
   craq::OpId read_op = 0;
   bool read_done = false;
+  bool of_many = false;       // came with others, over RDMA: a plain result goes with theirs
   bool patch_failed = false;  // no buffer for a patch: read again, inline
   std::vector<Patch> patches;
   std::array<uint32_t, kMaxGranules + 2> sums;
@@ -167,6 +173,8 @@ struct Session {
   uint32_t requests = 0;      // records that point here
   uint32_t polls = 0;         // not yet removed
   uint32_t region_waits = 0;  // unregistered regions whose end is to be answered
+  RdmaPort* rdma = nullptr;   // of its channel
+  uint32_t rdma_work = 0;     // set-up or end of a channel under way on the helper thread
   std::unordered_map<uint32_t, OpenedCapability> capabilities;
   net::Mac expected_proof{};  // of a server that has said hello and not proved the secret yet
   std::unordered_map<uint64_t, ClientRegion*> regions;

@@ -134,6 +134,7 @@ Status Shard::open_all() {
     }
     local_listener_ = std::move(*local);
   }
+  open_rdma();
   return ok_status();
 }
 
@@ -314,6 +315,7 @@ ShardMetrics Shard::metrics() {
     out.slow_reads = background_.felt_reads();
     out.longest_read_us = background_.longest_read_us();
     out.scrubbed_bytes = scrubber_->scrubbed_bytes();
+    rdma_metrics(&out);
     out.store = store;
     out.capacity = store_->capacity();
   });
@@ -358,6 +360,9 @@ void Shard::shut_down() {
   for (io::Poll* poll : {&tcp_poll_, &local_poll_}) {
     if (poll->ready != nullptr && !poll->removed) io_->poll_remove(poll);
   }
+  for (const auto& port : rdma_ports_) {
+    if (!port->poll.removed) io_->poll_remove(&port->poll);
+  }
   for (uint32_t slot = 0; slot < sessions_.size(); slot++) {
     Session* session = sessions_.at(slot);
     if (session->open) close_session(*session, "the server stops");
@@ -367,7 +372,8 @@ void Shard::shut_down() {
            reads_under_way_ > 0 || !store_->idle() || !scrubber_->idle();
   };
   auto busy = [&] {
-    return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0 || buffers_->pinning();
+    return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0 || buffers_->pinning() ||
+           rdma_work_ > 0 || rdma_polls_ > 0;
   };
   const uint64_t give_up_us = clock_us() + kShutDownUs;
   while (busy() && now_us_ < give_up_us) pass();
@@ -382,6 +388,7 @@ void Shard::shut_down() {
     stop_result_ = EBUSY;
     (void)scrubber_.release();
     (void)store_.release();
+    for (auto& port : rdma_ports_) (void)port.release();
     (void)buffers_.release();
     (void)regions_.release();
     (void)peers_.release();
@@ -398,6 +405,7 @@ void Shard::shut_down() {
   if (!closed.ok()) stop_result_ = closed.error().code;
   store_.reset();
   targets_.clear();
+  rdma_ports_.clear();  // what is registered, before its memory
   buffers_.reset();
   if (regions_->empty())
     regions_.reset();

@@ -30,6 +30,7 @@
 #include "server/buffers.h"
 #include "server/evict.h"
 #include "server/peers.h"
+#include "server/rdma.h"
 #include "server/regions.h"
 #include "server/scrub.h"
 #include "server/session.h"
@@ -64,7 +65,9 @@ struct ShardConfig {
   bool signed_capabilities = false;     // only signed ones are taken
   bool peers_prove = false;             // servers prove `peer_key` to each other
   net::MacKey peer_key{};
-  int news_fd = -1;  // an eventfd, written when a report has news; the server's
+  std::string rdma;                // devices (net/rdma/adapter.h); empty: all there are; "off": none
+  uint8_t rdma_traffic_class = 0;  // of what goes out over RDMA
+  int news_fd = -1;                // an eventfd, written when a report has news; the server's
 };
 
 struct ShardMetrics {
@@ -78,6 +81,8 @@ struct ShardMetrics {
   std::array<uint64_t, io::kOpClasses> background_bytes{};
   uint64_t background_held_us = 0, background_rate = 0, slow_reads = 0, longest_read_us = 0;
   uint64_t scrubbed_bytes = 0;  // of all targets that were here
+  uint64_t rdma_sessions = 0, rdma_breaks = 0;
+  net::rdma::ChannelCounters rdma;  // of all sessions that were here
   engine::StoreMetrics store;
   engine::Capacity capacity;
 };
@@ -212,6 +217,25 @@ class Shard : private io::Gate {
   void release_token(uint64_t token);
   void wake_waiting_sessions();
 
+  // --- rdma.cc: channels of sessions, bulk data over them
+  void open_rdma();
+  void register_next(size_t port);
+  static void on_rdma_registered(io::Op* op);
+  bool offers_rdma() const;
+  RdmaPort* rdma_port(const Session& session, bool ethernet);
+  void on_rdma_open(Session& session, const net::Frame& frame);
+  static void on_rdma_opened(io::Op* op);
+  static void on_rdma_event(io::Poll* poll);
+  void go_on_with_channel(Session& session);
+  void take_bulk(std::vector<net::rdma::Ended>& ended);
+  void channel_broke(Session& session);
+  void end_channel(Session& session);
+  static void on_channel_ended(io::Op* op);
+  void read_over_rdma(Payload* payload);
+  void write_over_rdma(Request* request);
+  void drop_source(Payload* payload);
+  void rdma_metrics(ShardMetrics* out);
+
   // --- dispatch.cc: frames to events. False: the session waits for room; the frame comes again.
   bool dispatch(Session& session, const net::Frame& frame);
   void on_hello(Session& session, const net::Frame& frame);
@@ -233,8 +257,11 @@ class Shard : private io::Gate {
   void run_many();
   void end_many(ManyRead* read);
   void read_alone(ManyRead* read);
+  void read_alone(Session& session, Target& target, const wire::ReadMany& head,
+                  const wire::ReadManyEntry& entry);
   void give_many(ManyRead* read);
   void push_results(Session& session);
+  void push_result(Session& session, uint64_t request_id, const wire::ReadReply& said, uint32_t crc);
   size_t ops_used() const { return requests_.used() + many_reads_.used(); }
   void note_ops() { most_ops_ = std::max(most_ops_, ops_used()); }
   // --- updates.cc: frames with payloads
@@ -389,6 +416,11 @@ class Shard : private io::Gate {
   std::unique_ptr<Buffers> buffers_;
   std::unique_ptr<Regions> regions_;
   std::unique_ptr<Peers> peers_;
+  std::vector<std::unique_ptr<RdmaPort>> rdma_ports_;
+  uint32_t rdma_polls_ = 0;                // of ports, not yet removed
+  uint32_t rdma_work_ = 0;                 // on the helper thread
+  net::rdma::ChannelCounters rdma_ended_;  // of channels that are gone
+  std::vector<net::rdma::Ended> bulk_ended_;
   Fd tcp_listener_, local_listener_;
   io::Poll tcp_poll_, local_poll_;
   uint32_t listeners_ = 0;        // polls of listeners not yet removed

@@ -35,6 +35,7 @@ Payload* Shard::take_payload(uint32_t chunk_offset, uint32_t length) {
   payload->by_block = payload->pad == 0 && length <= kMaxKnownBlocks * kCrcBlockBytes;
   payload->has_block_crcs = false;
   payload->region = nullptr;
+  payload->source = nullptr;
   payload->holder = nullptr;
   payload->target = nullptr;
   payload->fetch = 0;
@@ -47,9 +48,8 @@ void Shard::release(Payload* payload) {
   if (--payload->references > 0) return;
   FFS_CHECK(!payload->waiter.waiting);
   if (payload->buffer != nullptr) buffers_->release(payload->buffer);
-  if (payload->region != nullptr) regions_->unuse(payload->region);
+  drop_source(payload);
   payload->buffer = nullptr;
-  payload->region = nullptr;
   payloads_.give(payload);
 }
 
@@ -82,7 +82,7 @@ bool Shard::check_payload(Payload* payload) {
 // --- fetching from client memory ------------------------------------------------------------------
 
 void Shard::start_fetch(Payload* payload) {
-  FFS_CHECK(payload->region != nullptr && payload->buffer == nullptr);
+  FFS_CHECK((payload->region != nullptr || payload->source != nullptr) && payload->buffer == nullptr);
   add_reference(payload);
   payload->waiter.ready = on_fetch_buffer;
   payload->waiter.owner = payload;
@@ -95,6 +95,7 @@ void Shard::on_fetch_buffer(BufferWaiter* waiter, uint8_t* buffer) {
   Payload* payload = static_cast<Payload*>(waiter->owner);
   Shard* self = payload->target->shard;
   self->set_buffer(payload, buffer);
+  if (payload->source != nullptr) return self->read_over_rdma(payload);
   payload->next_fetch = nullptr;
   (self->fetch_tail_ != nullptr ? self->fetch_tail_->next_fetch : self->fetch_head_) = payload;
   self->fetch_tail_ = payload;
@@ -147,8 +148,7 @@ bool Shard::copy_some(Payload* payload, uint32_t* budget) {
 }
 
 void Shard::end_fetch(Payload* payload, Outcome outcome) {
-  regions_->unuse(payload->region);
-  payload->region = nullptr;
+  drop_source(payload);
   Target* target = payload->target;
   const craq::OpId op = payload->fetch;
   complete(*target, op, outcome);

@@ -42,7 +42,9 @@ uint32_t rights_for(uint8_t kind) {
 bool Shard::update_fault(const net::Frame& frame, const wire::Update& update) const {
   const bool data = has_data(update.kind);
   const bool inline_data = update.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kInline);
-  const bool region_data = update.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion);
+  const bool region_data =
+      update.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion) ||
+      (update.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRdma) && frame.type == Type::kUpdate);
   if (update.kind < static_cast<uint8_t>(UpdateKind::kWrite) ||
       update.kind > static_cast<uint8_t>(UpdateKind::kTouch)) {
     return true;
@@ -101,6 +103,18 @@ bool Shard::on_update(Session& session, const net::Frame& frame) {
   }
   if (!has_data(update.kind) || update.length == 0 || (update.flags & wire::kUpdateOffer) != 0) {
     submit_update(session, update, frame.request_id, nullptr, craq::PayloadState::ready);
+    return true;
+  }
+  if (update.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRdma)) {
+    if (session.connection.channel == nullptr) return refuse(session, frame, EINVAL, Detail::kBadFrame), true;
+    Payload* payload = payload_for(frame, update);
+    payload->source = &session;
+    payload->remote_key = static_cast<uint32_t>(update.bulk.region);
+    payload->address = update.bulk.address;
+    payload->request_id = frame.request_id;
+    payload->waiter.priority = update.context.priority;
+    session.requests++;
+    submit_update(session, update, frame.request_id, payload, craq::PayloadState::later);
     return true;
   }
   auto found = session.regions.find(update.bulk.region);

@@ -165,6 +165,18 @@ TEST_CASE("golden frames of a connection") {
   const net::Mac theirs = net::peer_proof(key, net::Side::kAsker, server, answer);
   std::memcpy(proof.proof, theirs.data(), sizeof proof.proof);
   check("peer_proof", Type::kPeerProof, proof);
+  wire::RdmaOpen rdma{};
+  rdma.end.queue_pair = 17;
+  rdma.end.first_packet = 0x123456;
+  const uint8_t gid[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 99, 0, 1};
+  std::memcpy(rdma.end.gid, gid, sizeof gid);
+  rdma.end.mtu = 5;
+  rdma.end.ethernet = 1;
+  rdma.end.reads_in = rdma.end.reads_out = 16;
+  rdma.end.receives = 32;
+  rdma.end.message_bytes = 8192;
+  check("rdma_open", Type::kRdmaOpen, rdma);
+  check("rdma_open_reply", Type::kRdmaOpenReply, wire::RdmaOpenReply{0, 0, rdma.end});
   wire::OpenCapability open{};
   open.handle = 1;
   wire::Capability capability{};

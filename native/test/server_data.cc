@@ -1,4 +1,4 @@
-// A shard served in this process: data in and out, over both transports, one replica and three.
+// A shard served in this process: data in and out, over all transports, one replica and three.
 #include "test/server_harness.h"
 
 using namespace ffs;
@@ -7,8 +7,6 @@ using namespace ffs::server::testing;
 using wire::UpdateKind;
 
 namespace {
-
-constexpr net::Transport kTransports[] = {net::Transport::kTcp, net::Transport::kLocal};
 
 // Every operation against a plain model of one chunk's bytes.
 void work_with_chunks(Cluster& cluster, net::Transport transport, uint32_t members, uint64_t first_index) {
@@ -59,9 +57,9 @@ void work_with_chunks(Cluster& cluster, net::Transport transport, uint32_t membe
     CHECK(got.payload == model);
   }
   const auto content = pattern(200000, 77);
-  REQUIRE(head.wait(head.send_update(head.update(UpdateKind::kReplace, index, 0, 200000), content,
-                                     transport == net::Transport::kTcp))
-              .code() == 0);
+  REQUIRE(
+      head.wait(head.send_update(head.update(UpdateKind::kReplace, index, 0, 200000), content, !head.lends()))
+          .code() == 0);
   CHECK(reader.read(index, 0, 1 << 20).payload == content);
   REQUIRE(head.change(UpdateKind::kRemove, index).code() == 0);
   CHECK(reader.read(index, 0, 4096).code() == ENOENT);
@@ -71,20 +69,20 @@ void work_with_chunks(Cluster& cluster, net::Transport transport, uint32_t membe
 
 }  // namespace
 
-TEST_CASE("one replica serves all kinds of updates and reads over both transports") {
+TEST_CASE("one replica serves all kinds of updates and reads over all transports") {
   Cluster cluster({});
   uint64_t index = 0;
-  for (const auto transport : kTransports) work_with_chunks(cluster, transport, 1, index++);
+  for (const auto transport : transports()) work_with_chunks(cluster, transport, 1, index++);
 }
 
-TEST_CASE("three replicas serve all kinds of updates and reads over both transports") {
+TEST_CASE("three replicas serve all kinds of updates and reads over all transports") {
   for (const bool local_peers : {true, false}) {
     Cluster::Options options;
     options.nodes = 3;
     options.local_peers = local_peers;
     Cluster cluster(options);
     uint64_t index = 0;
-    for (const auto transport : kTransports) work_with_chunks(cluster, transport, 3, index++);
+    for (const auto transport : transports()) work_with_chunks(cluster, transport, 3, index++);
     CHECK(cluster.node(1).server->report()[0].status.serving);
   }
 }
@@ -93,18 +91,18 @@ TEST_CASE("the fallback without io_uring serves the same") {
   Cluster::Options options;
   options.backend = io::Backend::pread;
   Cluster cluster(options);
-  for (const auto transport : kTransports) work_with_chunks(cluster, transport, 1, 1);
+  for (const auto transport : transports()) work_with_chunks(cluster, transport, 1, 1);
 }
 
 TEST_CASE("create-if-absent: first put wins, tags differ, exists says so") {
   Cluster::Options options;
   options.nodes = 3;
   Cluster cluster(options);
-  for (const auto transport : kTransports) {
+  for (const auto transport : transports()) {
     TestClient client(*cluster.node(0).shard, transport);
     client.ready();
-    const uint64_t index = transport == net::Transport::kTcp ? 500 : 600;
-    const bool inline_data = transport == net::Transport::kTcp;
+    const uint64_t index = 500 + 100 * static_cast<uint64_t>(transport);
+    const bool inline_data = !client.lends();
     auto create = [&](const std::vector<uint8_t>& data, uint8_t tag) {
       wire::Update update = client.update(UpdateKind::kCreate, index, 0, static_cast<uint32_t>(data.size()));
       update.context.client = 0;

@@ -2,6 +2,7 @@
 // connection, no retries. It shares the codec with the server and nothing else.
 #pragma once
 
+#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -22,6 +23,7 @@
 
 #include "backend.h"
 #include "base/crc32c.h"
+#include "net/rdma/verbs_pair.h"
 #include "net/shared_memory.h"
 #include "net/socket.h"
 #include "server/log.h"
@@ -56,6 +58,21 @@ inline std::vector<uint8_t> pattern(size_t size, uint32_t seed) {
     std::memcpy(out.data() + i, &word, 4);
   }
   for (size_t i = size & ~size_t{3}; i < size; i++) out[i] = static_cast<uint8_t>(random());
+  return out;
+}
+
+// Set up over TCP, then a queue pair (docs/rdma.md).
+constexpr auto kRdma = static_cast<net::Transport>(3);
+
+// The transports that this host has: tcp, local, and rdma where a device is.
+inline std::vector<net::Transport> transports() {
+  std::vector<net::Transport> out = {net::Transport::kTcp, net::Transport::kLocal};
+  auto adapters = net::rdma::Adapters::get("");
+  if (adapters.ok()) {
+    out.push_back(kRdma);
+  } else {
+    MESSAGE("not over rdma: ", std::string(adapters.error().what));
+  }
   return out;
 }
 
@@ -330,6 +347,7 @@ struct Answer {
   wire::ListChunksReply list{};
   wire::HelloReply hello{};
   wire::ServerHelloReply server_hello{};
+  wire::RdmaOpenReply rdma{};
   std::vector<uint8_t> var;
   std::vector<uint8_t> payload;
   uint32_t code() const {
@@ -346,6 +364,8 @@ struct Answer {
         return list.status;
       case Type::kHelloReply:
         return hello.status;
+      case Type::kRdmaOpenReply:
+        return rdma.status;
       default:
         return status.status;
     }
@@ -378,7 +398,8 @@ class TestClient {
     auto socket = transport == net::Transport::kLocal ? net::connect_local(shard.socket_path().c_str())
                                                       : net::connect_tcp("127.0.0.1", shard.port(), "cubic?");
     REQUIRE(socket.ok());
-    connection_ = net::Connection(std::move(*socket), transport);
+    rdma_ = transport == kRdma;
+    connection_ = net::Connection(std::move(*socket), rdma_ ? net::Transport::kTcp : transport);
   }
 
   // Frames after hello are of this version.
@@ -418,7 +439,20 @@ class TestClient {
 
   // hello, capability 1 for all that the tests do, and over `local` a region of kRegionBytes.
   void ready() {
-    REQUIRE(hello().code() == 0);
+    Answer said = hello();
+    REQUIRE(said.code() == 0);
+    if (rdma_) {
+      // The shard registers its memory after its start.
+      for (int i = 0; i < 500 && (said.hello.features & wire::kFeatureRdma) == 0; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        const auto port = peer_port();
+        connection_ =
+            net::Connection(std::move(*net::connect_tcp("127.0.0.1", port, "cubic?")), net::Transport::kTcp);
+        said = hello();
+      }
+      REQUIRE_MESSAGE((said.hello.features & wire::kFeatureRdma) != 0, "the server offers no RDMA");
+      open_channel();
+    }
     REQUIRE(open().code() == 0);
     if (connection_.transport == net::Transport::kLocal) {
       auto memory = net::create_sealed_memfd("test", kRegionBytes, false);
@@ -433,6 +467,39 @@ class TestClient {
       direct_ = answer.status.value == 1;
     }
   }
+
+  // The connection goes over to RDMA; the region's memory may be reached from there on.
+  void open_channel() {
+    auto adapters = net::rdma::Adapters::get("");
+    REQUIRE(adapters.ok());
+    net::rdma::Adapter* adapter = (*adapters)->pick(connection_.socket.get(), -1);
+    REQUIRE(adapter != nullptr);
+    events_ = std::move(*net::rdma::Events::create(*adapter));
+    auto pair =
+        net::rdma::VerbsPair::create(*adapter, *events_, this, net::rdma::Shape{}, net::rdma::Access::kThere);
+    REQUIRE(pair.ok());
+    const Answer answer = ask(Type::kRdmaOpen, wire::RdmaOpen{(*pair)->end()});
+    REQUIRE(answer.code() == 0);
+    REQUIRE((*pair)->connect(answer.rdma.end, 0).ok());
+    connection_.channel = net::rdma::VerbsPair::channel(std::move(*pair), answer.rdma.end);
+    void* memory = ::mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    region_ = net::Mapping(memory, kRegionBytes);
+    auto registered = adapter->register_memory(memory, kRegionBytes, 0, net::rdma::Access::kThere);
+    REQUIRE(registered.ok());
+    registration_ = std::move(*registered);
+    region_id_ = registration_->remote_key();
+  }
+  uint16_t peer_port() const {
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    REQUIRE(::getpeername(connection_.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+    return ntohs(address.sin_port);
+  }
+  // Data goes into and out of the region, not through frames.
+  bool lends() const { return rdma_ || connection_.transport == net::Transport::kLocal; }
+  wire::BulkKind lent_kind() const { return rdma_ ? wire::BulkKind::kRdma : wire::BulkKind::kRegion; }
+  void name_region(uint64_t id) { region_id_ = id; }
 
   Answer register_region(uint64_t id, int fd, uint64_t offset, uint64_t size) {
     wire::RegisterRegion region{};
@@ -475,7 +542,7 @@ class TestClient {
       return send(Type::kUpdate, update, var, *sent_.back());
     }
     std::memcpy(region_.data() + region_at, data.data(), data.size());
-    update.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kRegion);
+    update.bulk.kind = static_cast<uint8_t>(lent_kind());
     update.bulk.region = region_id_;
     update.bulk.address = region_at;
     return send(Type::kUpdate, update, var);
@@ -504,7 +571,7 @@ class TestClient {
     read.length = length;
     read.flags = flags;
     read.bulk.length = length;
-    read.bulk.kind = static_cast<uint8_t>(inline_data ? wire::BulkKind::kInline : wire::BulkKind::kRegion);
+    read.bulk.kind = static_cast<uint8_t>(inline_data ? wire::BulkKind::kInline : lent_kind());
     read.bulk.region = inline_data ? 0 : region_id_;
     read.bulk.address = region_at;
     return send(Type::kRead, read);
@@ -540,6 +607,26 @@ class TestClient {
       REQUIRE_MESSAGE(alive, "the server has closed the connection");
     }
   }
+  // What the server says over the socket of a connection over RDMA that has broken.
+  Answer wait_beside(uint64_t id) {
+    REQUIRE(connection_.flush(&released_).ok());
+    net::FrameReader reader(4096);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (true) {
+      REQUIRE_MESSAGE(std::chrono::steady_clock::now() < until, "no answer within 30 s");
+      pollfd one{connection_.socket.get(), POLLIN, 0};
+      (void)::poll(&one, 1, 100);
+      auto got = connection_.receive_beside(reader);
+      if (!got.ok()) {
+        REQUIRE_MESSAGE(got.error().code == EAGAIN, "the server has closed the connection without a word");
+        continue;
+      }
+      net::Frame frame;
+      while (reader.next(&frame) == net::FrameReader::Next::kFrame) {
+        if (frame.request_id == id) return decode(frame);
+      }
+    }
+  }
   template <typename T>
   Answer ask(Type type, const T& fixed, net::Bytes var = {}, net::Bytes payload = {}, int fd = -1) {
     return wait(send(type, fixed, var, payload, fd));
@@ -554,7 +641,7 @@ class TestClient {
 
   // --- whole operations
   Answer write(uint64_t index, uint32_t offset, const std::vector<uint8_t>& data) {
-    const bool inline_data = connection_.transport != net::Transport::kLocal;
+    const bool inline_data = !lends();
     return wait(
         send_update(update(wire::UpdateKind::kWrite, index, offset, static_cast<uint32_t>(data.size())), data,
                     inline_data));
@@ -564,7 +651,7 @@ class TestClient {
   }
   // The answer with the bytes in `payload`, wherever they came, and checksums verified.
   Answer read(uint64_t index, uint32_t offset, uint32_t length, uint64_t region_at = 4096) {
-    const bool inline_data = connection_.transport != net::Transport::kLocal;
+    const bool inline_data = !lends();
     if (!inline_data) std::memset(region_.data() + region_at, 0xEE, length);
     Answer answer = wait(send_read(index, offset, length, inline_data, region_at));
     return take_read(answer, offset, region_at);
@@ -574,7 +661,7 @@ class TestClient {
     if (answer.code() != 0) return answer;
     const wire::ReadReply& reply = answer.read;
     REQUIRE(answer.var.size() == reply.granule_count * 4 + reply.patch_count * sizeof(wire::ReadPatch));
-    if (reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion)) {
+    if (reply.bulk.kind == static_cast<uint8_t>(lent_kind())) {
       std::vector<uint8_t> data(region_.data() + region_at, region_.data() + region_at + reply.bytes);
       size_t at = 0;
       for (uint32_t i = 0; i < reply.patch_count; i++) {
@@ -671,10 +758,22 @@ class TestClient {
     auto got = connection_.receive();
     if (got.ok()) return true;
     if (got.error().code != EAGAIN) return false;
+    if (connection_.channel != nullptr) return wait_for_message(timeout_ms);
     const short events = static_cast<short>(POLLIN | (connection_.queue.empty() ? 0 : POLLOUT));
     pollfd one{connection_.socket.get(), events, 0};
     (void)::poll(&one, 1, timeout_ms);
     return true;
+  }
+
+  bool wait_for_message(int timeout_ms) {
+    const auto more = connection_.channel->arm();
+    if (!more.ok() || *more) return true;
+    pollfd both[2] = {{events_->fd(), POLLIN, 0}, {connection_.socket.get(), POLLIN, 0}};
+    (void)::poll(both, 2, timeout_ms);
+    std::vector<void*> owners;
+    events_->take(&owners);
+    if (!owners.empty()) connection_.channel->disarmed();
+    return both[1].revents == 0;  // its end
   }
 
   // Each as the reply that it would have had alone.
@@ -689,7 +788,7 @@ class TestClient {
       answer.type = Type::kReadReply;
       answer.read.bytes = result.bytes;
       answer.read.chunk_length = answer.read.logical_length = result.chunk_length;
-      answer.read.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kRegion);
+      answer.read.bulk.kind = static_cast<uint8_t>(lent_kind());
       if (result.granule != wire::kNoGranule) {
         answer.read.granule_count = 1;
         answer.read.first_granule = result.granule;
@@ -701,7 +800,7 @@ class TestClient {
     }
   }
 
-  static Answer decode(const net::Frame& frame) {
+  Answer decode(const net::Frame& frame) {
     Answer answer;
     answer.type = frame.type;
     answer.var.assign(frame.var.begin(), frame.var.end());
@@ -725,6 +824,9 @@ class TestClient {
         answer.hello = frame.as<wire::HelloReply>();
         answer.server_hello = frame.as<wire::ServerHelloReply>();
         break;
+      case Type::kRdmaOpenReply:
+        answer.rdma = frame.as<wire::RdmaOpenReply>();
+        break;
       default:
         answer.status = frame.as<wire::StatusReply>();
         break;
@@ -733,6 +835,11 @@ class TestClient {
   }
 
   uint64_t client_;
+  bool rdma_ = false;
+  net::Mapping region_;
+  std::unique_ptr<net::rdma::Registration>
+      registration_;  // of region_; it and the events outlive the channel
+  std::unique_ptr<net::rdma::Events> events_;
   net::Connection connection_;
   std::vector<uint64_t> released_;
   std::vector<std::unique_ptr<std::vector<uint8_t>>> sent_;
@@ -741,7 +848,6 @@ class TestClient {
   uint64_t current_id_ = 0;
   uint64_t last_id_ = 0;
   Fd memory_;
-  net::Mapping region_;
   uint64_t region_id_ = 0;
   bool direct_ = false;
 };

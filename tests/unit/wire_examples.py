@@ -97,6 +97,18 @@ def peer_proof(side: str) -> str:
     return mac(b"ffs peer 1 " + side.encode() + b"\0", hello + reply[:-32])
 
 
+RDMA_END: dict[str, Value] = {
+    "queue_pair": 17,
+    "first_packet": 0x123456,
+    "gid": "00" * 10 + "ffff" + "0a630001",
+    "mtu": 5,
+    "ethernet": 1,
+    "reads_in": 16,
+    "reads_out": 16,
+    "receives": 32,
+    "message_bytes": 8192,
+}
+
 # What isn't named is zero.
 EXAMPLES: dict[str, dict[str, Value]] = {
     "hello": {"cluster": CLUSTER, "client": 0xC11E, "role": 1, "version_min": 1, "version_max": 1},
@@ -111,6 +123,8 @@ EXAMPLES: dict[str, dict[str, Value]] = {
     "server_hello": SERVER_HELLO,
     "server_hello_reply": SERVER_HELLO_REPLY | {"proof": peer_proof("server")},
     "peer_proof": {"proof": peer_proof("asker")},
+    "rdma_open": RDMA_END,
+    "rdma_open_reply": RDMA_END,
     "open_capability": UNSIGNED,
     "open_signed_capability": SIGNED | {"mac": mac(b"ffs capability 1\0", packed(CAPABILITY, SIGNED)[:56])},
     "open_capability_reply": {"value": 1},

@@ -114,6 +114,19 @@ HELLO_REPLY = [
     ("version", "u8"),
     ("reserved", "b3"),
 ]
+RDMA_END = [
+    ("queue_pair", "u32"),
+    ("first_packet", "u32"),
+    ("gid", "b16"),
+    ("lid", "u16"),
+    ("mtu", "u8"),
+    ("ethernet", "u8"),
+    ("reads_in", "u8"),
+    ("reads_out", "u8"),
+    ("reserved", "b2"),
+    ("receives", "u32"),
+    ("message_bytes", "u32"),
+]
 # type number, fixed part
 LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
     "hello": (1, HELLO),
@@ -121,6 +134,8 @@ LAYOUTS: dict[str, tuple[int, list[tuple[str, str]]]] = {
     "server_hello": (1, [*HELLO, ("nonce", "b32")]),
     "server_hello_reply": (2, [*HELLO_REPLY, ("nonce", "b32"), ("proof", "b32")]),
     "peer_proof": (12, [("proof", "b32")]),
+    "rdma_open": (13, RDMA_END),
+    "rdma_open_reply": (14, [("status", "u32"), ("detail", "u32"), *RDMA_END]),
     "open_capability": (3, [("handle", "u32"), ("reserved", "u32")]),
     "open_signed_capability": (3, [("handle", "u32"), ("reserved", "u32")]),
     "open_capability_reply": (4, STATUS),

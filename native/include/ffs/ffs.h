@@ -210,6 +210,10 @@ typedef struct {
   const uint8_t *peer_key;     /* 32 bytes that servers prove to each other; then only signed capabilities are
                                 * taken. NULL: neither (a cluster without a secret). Copied */
   uint64_t dedup_bytes_per_s;  /* a device, compared to find equal chunks (FFS_SPACE_DEDUP); 0: none are looked for */
+  const char *rdma;          /* devices, "NAME[:PORT[:GID INDEX]]" with commas between them (docs/rdma.md); NULL
+                              * or "": all that are there; "off": none */
+  uint32_t rdma_traffic_class; /* of what goes out over RDMA, 0 to 255: DSCP << 2 */
+  uint32_t reserved;
 } ffs_server_options;
 
 /* A key that signs capabilities (docs/control_plane.md, Signing keys). */
@@ -299,6 +303,10 @@ typedef struct {
   /* Equal chunks: bytes that were read and compared, chunks that were put into another's slot, those whose checksums
      were equal and bytes weren't; now: chunks in slots of several, slots that this saves. */
   uint64_t dedup_bytes, dedup_shared, dedup_differ, shared_chunks, saved_bytes;
+  /* RDMA: connections that were set up, and that broke; of all of them, work requests by kind, messages that
+     told of credits only, bytes written and read, posts to a send queue, reports of its work, messages that came. */
+  uint64_t rdma_sessions, rdma_breaks, rdma_sends, rdma_writes, rdma_reads, rdma_credit_sends, rdma_bytes;
+  uint64_t rdma_doorbells, rdma_completions, rdma_receives;
 } ffs_shard_metrics;
 
 typedef struct {
@@ -401,9 +409,13 @@ typedef struct {
                                 over 100: none */
   uint32_t hedge_after_ms;   /* 0: adaptive (docs/ring.md, Hedged reads) */
   uint32_t reserved;
+  const char *rdma;          /* as ffs_server_options */
+  uint32_t rdma_traffic_class;
+  uint32_t reserved2;
 } ffs_client_options;
 
-/* Doesn't connect: rings connect on first use. */
+/* Doesn't connect: rings connect on first use. FFS_TRANSPORT_RDMA where this process can't have it is an error
+ * that says why: ENOTSUP (the build), ENOSYS (no libibverbs), ENODEV. */
 int ffs_client_create(const ffs_client_options *options, ffs_client **out);
 void ffs_client_destroy(ffs_client *client); /* after its rings */
 /* Replaces what is known; waiting requests go on with it. */
@@ -514,6 +526,11 @@ typedef struct {
   uint64_t damaged;          /* answers whose data didn't match its checksums, or that said so */
   uint64_t budget_waits;     /* retries that waited for the retry budget */
   uint64_t unavailable;      /* requests that ended with EHOSTDOWN */
+  uint64_t tcp_links, local_links, rdma_links; /* connections that stand now, by transport */
+  /* Over RDMA, of all connections: posts to a send queue, messages (those posted with their bytes; those that told
+     of credits only), reports of the send queue, messages that came, connections that broke. */
+  uint64_t rdma_doorbells, rdma_sends, rdma_inline_sends, rdma_credit_sends, rdma_completions, rdma_receives;
+  uint64_t rdma_breaks;
 } ffs_ring_stats;
 
 /* A ring works in the calling thread: submit sends, wait receives; one thread at a time is

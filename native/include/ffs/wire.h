@@ -33,6 +33,8 @@ enum class Type : uint8_t {
   kPing = 10,
   kPong = 11,
   kPeerProof = 12,  // one way, of the server that connected
+  kRdmaOpen = 13,   // to servers that say kFeatureRdma: the connection's frames go over a queue pair from here on
+  kRdmaOpenReply = 14,
   kRead = 16,
   kReadReply = 17,
   kUpdate = 18,
@@ -136,6 +138,7 @@ enum Features : uint64_t {
   kFeatureUsed = 1,      // takes kUsed
   kFeatureReadMany = 2,  // takes kReadMany
   kFeatureOffer = 4,     // takes kUpdateOffer
+  kFeatureRdma = 8,      // takes kRdmaOpen
 };
 
 struct HelloReply {
@@ -165,6 +168,35 @@ struct PeerProof {
   uint8_t proof[32];
 };
 static_assert(sizeof(PeerProof) == 32);
+
+// One end of a queue pair (docs/rdma.md, Setting up).
+struct RdmaEnd {
+  uint32_t queue_pair;    // 24 bits, not 0
+  uint32_t first_packet;  // sequence number, 24 bits
+  uint8_t gid[16];
+  uint16_t lid;           // InfiniBand
+  uint8_t mtu;            // of the port: 1 (256 bytes) to 5 (4096)
+  uint8_t ethernet;       // 0 InfiniBand, 1 RoCE
+  uint8_t reads_in;       // RDMA READs of the other side that it serves at a time
+  uint8_t reads_out;      // that it starts at a time
+  uint8_t reserved[2];
+  uint32_t receives;       // buffers for messages that are posted
+  uint32_t message_bytes;  // of each
+};
+static_assert(sizeof(RdmaEnd) == 40);
+
+struct RdmaOpen {
+  RdmaEnd end;
+};
+static_assert(sizeof(RdmaOpen) == 40);
+
+// status not 0: the connection goes on over TCP.
+struct RdmaOpenReply {
+  uint32_t status;
+  uint32_t detail;
+  RdmaEnd end;
+};
+static_assert(sizeof(RdmaOpenReply) == 48);
 
 // The capability's bytes stand in the variable part (struct Capability below, or a longer one).
 struct OpenCapability {
