@@ -346,7 +346,9 @@ void Ring::progress(bool block, uint64_t until_ns) {
     looked = true;
     const uint32_t before = done_count_;
     receive(*only);
-    if (done_count_ != before || !arrived_.empty() || (block && spin(*only, until_ns))) block = false;
+    // What came may be for the caller to do, or may have made something to send: neither waits for a timer.
+    const bool came = done_count_ != before || !arrived_.empty() || events_ != 0 || !dirty_.empty();
+    if (came || (block && spin(*only, until_ns))) block = false;
   } else if (busy == 0 && !block) {
     now_ns_ = now_ns();
     run_due();

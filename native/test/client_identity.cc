@@ -136,7 +136,7 @@ TEST_CASE("an expired capability waits to be renewed; a forgotten one is opened 
   auto done = b.complete(1);
   REQUIRE(done.size() == 1);
   CHECK(done[0].result == 512);
-  CHECK(peer.capabilities == 2);
+  CHECK(peer.capabilities.load() == 2);
 }
 
 TEST_CASE("no capability twice is EACCES") {
