@@ -57,6 +57,8 @@ COUNTERS: Final = {
     "rdma_writes": ("ffs_rdma_writes_total", "RDMA WRITE work requests", 1.0),
     "rdma_reads": ("ffs_rdma_reads_total", "RDMA READ work requests", 1.0),
     "rdma_sends": ("ffs_rdma_sends_total", "messages sent over RDMA", 1.0),
+    "rdma_credit_sends": ("ffs_rdma_credit_sends_total", "messages that only say what may be sent", 1.0),
+    "rdma_receives": ("ffs_rdma_receives_total", "messages received over RDMA", 1.0),
     "rdma_doorbells": ("ffs_rdma_doorbells_total", "posts to RDMA send queues", 1.0),
     "rdma_completions": ("ffs_rdma_completions_total", "reports of RDMA send queues", 1.0),
     "discard_failures": ("ffs_discard_failures_total", "discards that the device refused", 1.0),
