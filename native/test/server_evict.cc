@@ -83,19 +83,28 @@ class Blocks {
     return wait(send_put(index, bytes, flags, expiry_ms));
   }
   uint32_t wait(uint64_t id) { return client_.wait(id).code(); }
-  // Puts [from, to), `depth` at a time; how many didn't end with success.
+  // Puts [from, to), `depth` at a time; how many didn't end with success. Where another member's device was
+  // full it puts again, as the client library does.
   uint32_t put_all(uint64_t from, uint64_t to, uint32_t bytes, uint32_t depth = 8) {
     uint32_t failed = 0;
-    std::deque<uint64_t> sent;
+    std::deque<std::pair<uint64_t, uint64_t>> sent;  // index, request
     for (uint64_t index = from; index < to || !sent.empty();) {
       if (index < to && sent.size() < depth) {
-        sent.push_back(send_put(index++, bytes));
+        sent.emplace_back(index, send_put(index, bytes));
+        index++;
         continue;
       }
-      const uint32_t code = wait(sent.front());
+      const Answer answer = client_.wait(sent.front().second);
+      const uint32_t code = answer.code();
+      const uint64_t put = sent.front().first;
+      sent.pop_front();
+      if (code == EAGAIN && answer.detail() == Detail::kReissue) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        sent.emplace_back(put, send_put(put, bytes));
+        continue;
+      }
       if (code != 0) MESSAGE("a put ends with errno ", code);
       failed += code != 0 ? 1 : 0;
-      sent.pop_front();
     }
     return failed;
   }
