@@ -104,7 +104,8 @@ native-test: native-build
 COMPUTING   := tests/unit tests/sim tests/model tests/conformance tests/linearizability
 
 COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/test_cli.py tests/integration/test_cli_*.py \
-                 $(foreach name,checkpoint checkpoint_manager checkpoint_dcp kv kv_tiers namespace xattr locks quota security \
+                 $(foreach name,checkpoint checkpoint_manager checkpoint_dcp checkpoint_convert checkpoint_local checkpoint_stager \
+                   checkpoint_workers kv kv_dedup kv_tiers transports namespace xattr locks quota security \
                    spaces sparse tail processes dataloader fsck_cluster client_processes client_aio aio_ior demo buffered, \
                    tests/integration/test_$(name).py))
 
