@@ -163,6 +163,7 @@ void Journal::write_padding(uint64_t offset, uint64_t bytes, uint64_t sequence, 
 void Journal::kick(bool even_if_empty) {
   if (failed_) return;
   size_t taken = 0;
+  kicks_++;
   for (; taken < gathering_.size(); taken++) {
     Block& block = gathering_[taken];
     if (block.records == 0) break;  // begun by a snapshot; always the last
@@ -187,6 +188,7 @@ void Journal::kick(bool even_if_empty) {
     seal_block(block.memory, header);
     shrink(block, length);
     block.writes = padding != 0 ? 2 : 1;
+    block.kick = kicks_;
     on_way_.push_back(block);
     if (padding != 0) write_padding(head_, padding, block.sequence, block.first_record);
     start_write(block.sequence, block.memory, offset, length);
@@ -249,6 +251,11 @@ void Journal::begin_sync() {
   if (syncing_ || failed_) return;
   const size_t complete = complete_blocks();
   if (complete == 0 && !(flush_wanted_ && on_way_.empty())) return;
+  // What was written together is flushed together: many small updates fill several blocks.
+  if (complete > 0 && complete < on_way_.size()) {
+    const Block& next = on_way_[complete];
+    if (next.data == 0 && next.kick == on_way_[complete - 1].kick) return;
+  }
   flush_wanted_ = false;
   syncing_ = true;
   flushing_ = complete;

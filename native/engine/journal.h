@@ -114,6 +114,7 @@ class Journal {
     uint32_t records = 0;
     uint64_t sequence = 0;
     uint64_t first_record = 0;
+    uint64_t kick = 0;    // the call that it was taken by
     uint32_t writes = 0;  // in flight: its own, and that of the padding before it
     uint32_t data = 0;    // records whose data isn't on the device
     bool had_data = false;
@@ -154,6 +155,7 @@ class Journal {
   uint64_t gathered_bytes_ = 0;
   uint64_t syncs_started_ = 0;
   uint64_t sync_block_ = 0;  // up to here the flush that is under way makes durable
+  uint64_t kicks_ = 0;
   uint32_t writes_in_flight_ = 0;
   bool padding_in_flight_ = false;  // there is one buffer for it
   bool flush_wanted_ = false;       // without blocks

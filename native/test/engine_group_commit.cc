@@ -102,6 +102,33 @@ TEST_CASE("small updates that come together share one flush, and those that come
   }
 }
 
+TEST_CASE(
+    "small updates that fill two blocks of the journal share one flush, whichever block is written first") {
+  constexpr uint64_t kOps = 100;
+  for (uint64_t seed = 1; seed <= 8; seed++) {
+    CAPTURE(seed);
+    Harness h(seed);
+    h.known_by_block = true;  // nothing is read before
+    h.format();
+    h.open();
+    make_chunks(h, kOps, 64 * 1024);
+    h.settle_records();
+    const StoreMetrics before = h.store->metrics();
+    std::vector<std::unique_ptr<Overwrite>> ops;
+    for (uint64_t i = 0; i < kOps; i++) {
+      ops.push_back(std::make_unique<Overwrite>(i, v(2), v(1), 16 * 1024, std::vector<uint8_t>(kBlock32, 7)));
+      h.store->stage(&ops.back()->op);
+    }
+    for (const auto& op : ops) {
+      for (int i = 0; !op->done && i < 100'000; i++) h.io->run_once(0);
+      REQUIRE(op->done);
+    }
+    const StoreMetrics after = h.store->metrics();
+    CHECK(after.journal_blocks - before.journal_blocks == 2);
+    CHECK(after.flushes - before.flushes == 1);
+  }
+}
+
 TEST_CASE("a chunk under constant small overwrites is never rebuilt, and its overlays stay few") {
   Harness h(13);
   h.format();
