@@ -103,5 +103,9 @@ def test_a_child_of_fork_has_connections_of_its_own(over: Client, home: str) -> 
 
 @pytest.mark.skipif(has_rdma(), reason="this host has an RDMA device")
 def test_rdma_alone_is_refused_where_there_is_none(address: str, home: str) -> None:
-    with ffs.connect(address, transport="rdma") as client, pytest.raises(FfsError, match=r"RDMA|libibverbs"):
-        client.open(f"{home}/f", "wb")
+    with (
+        ffs.connect(address, transport="rdma") as client,
+        pytest.raises(FfsError, match=r"RDMA|libibverbs"),
+        client.open(f"{home}/f", "wb", 0) as file,
+    ):
+        file.write(b"x")  # data is what needs it
