@@ -11,9 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ffs.errors import FfsError
-
-Answer = dict[str, Any]
+from ffs.cli.benchmark.workers import Answer, answer_of, end_all
 
 
 class RankProcesses:
@@ -42,7 +40,7 @@ class RankProcesses:
                     )
                 )
             for process in self._processes:
-                self._answer(process)
+                answer_of(process, "a rank of the bench")
         except BaseException:
             self.close()
             raise
@@ -57,7 +55,7 @@ class RankProcesses:
                 process.stdin.flush()
             except BrokenPipeError:
                 break  # what it said last is read below
-        return [self._answer(process) for process in self._processes]
+        return [answer_of(process, "a rank of the bench") for process in self._processes]
 
     def slowest(self, do: str, field: str = "seconds", **told: Any) -> float:
         """The largest of what the ranks measured."""
@@ -66,30 +64,9 @@ class RankProcesses:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    @staticmethod
-    def _answer(process: subprocess.Popen[str]) -> Answer:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise FfsError(f"a rank of the bench ended with status {process.wait()}")
-        answer: Answer = json.loads(line)
-        if "error" in answer:
-            raise FfsError(f"a rank of the bench: {answer['error']}")
-        return answer
-
     def close(self) -> None:
         """Ends them. Blocking, bounded."""
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        end_all(self._processes)
         self._processes.clear()
 
     def __enter__(self) -> Self:

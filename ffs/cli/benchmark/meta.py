@@ -23,10 +23,10 @@ from ffs.cli.benchmark.meta_floors import LmdbFloor, msgpack_floor
 from ffs.cli.benchmark.meta_worker import BATCH, PAGE, SMALL_BYTES, small_path
 from ffs.cli.benchmark.protocol import Contestant, Slice, alternate, is_noisy, summarise
 from ffs.cli.benchmark.report import Result
+from ffs.cli.benchmark.workers import answer_of, end_all
 from ffs.cli.devcluster.state import Directory, Shape
 from ffs.cli.devcluster.supervisor import Supervisor
 from ffs.client.client import Client, connect
-from ffs.errors import FfsError
 
 METAS: Final = 2
 KILLED: Final = "killed-meta-p99"
@@ -75,7 +75,7 @@ class Clients:
                     )
                 )
             for process in self._processes:
-                self._answer(process)
+                answer_of(process, "a client of the bench")
         except BaseException:
             self.close()
             raise
@@ -86,7 +86,7 @@ class Clients:
             assert process.stdin is not None
             process.stdin.write(json.dumps(line) + "\n")
             process.stdin.flush()
-        return [self._answer(process) for process in self._processes]
+        return [answer_of(process, "a client of the bench") for process in self._processes]
 
     def tell_all(self, **told: Any) -> list[dict[str, Any]]:
         return self.tell([told] * len(self._processes))
@@ -94,30 +94,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self._processes)
 
-    @staticmethod
-    def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise FfsError(f"a client of the bench ended with status {process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise FfsError(f"a client of the bench: {answer['error']}")
-        return answer
-
     def close(self) -> None:
         """Ends them. Blocking, bounded."""
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        end_all(self._processes)
 
 
 @dataclass(slots=True)
