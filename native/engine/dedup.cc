@@ -301,7 +301,8 @@ void Dedup::end_work(bool equal) {
     return chunk == w->chunk[i] && chunk != 0 && s_.state->index[chunk].image.version == w->version[i] &&
            s_.state->index[chunk].image.place == w->place[i] && at_rest(chunk);
   };
-  if (equal && still(0) && still(1)) {
+  const bool wanted_still = spaces_.find(w->space) != nullptr;  // the space may have been told to stop
+  if (equal && wanted_still && still(0) && still(1)) {
     const bool first = names(w->place[0]) >= names(w->place[1]);
     share(w->chunk[first ? 0 : 1], w->chunk[first ? 1 : 0]);
   } else if (equal) {

@@ -134,9 +134,11 @@ Evictor::Need Evictor::need(TargetSpaces& target, HeldSpace& held, uint64_t devi
 // --- evicting -------------------------------------------------------------------------------------
 
 // Where a device runs short, what lies alone goes first, since the rest frees nothing until the last of a
-// slot goes; a quota counts each chunk, and takes any.
-bool Evictor::alone_first(const HeldSpace& held, const Need& need) const {
-  return held.policy.dedup && held.leaving_bytes >= need.bytes && now_us_ >= held.only_shared_until_us;
+// slot goes; a quota counts each chunk, and takes any. Chunks share slots also in a space that looks for no
+// more equal ones.
+bool Evictor::alone_first(const TargetSpaces& target, const HeldSpace& held, const Need& need) const {
+  if (held.leaving_bytes < need.bytes || now_us_ < held.only_shared_until_us) return false;
+  return store_.space_use(target.target(), held.policy.space).shared_chunks > 0;
 }
 
 uint32_t Evictor::feed_alone(HeldSpace& held, std::span<engine::ChunkSample> samples) {
@@ -168,7 +170,7 @@ void Evictor::evict(TargetSpaces& target, HeldSpace& held, const Need& need, boo
     };
     const auto end = std::remove_if(samples_.begin(), samples_.begin() + count, leaving);
     const auto fresh = static_cast<uint32_t>(end - samples_.begin());
-    const bool alone = alone_first(held, need);
+    const bool alone = alone_first(target, held, need);
     if (alone && feed_alone(held, std::span(samples_).first(fresh)) == 0 && held.alone.empty()) continue;
     const uint32_t may_go = alone ? 1 : held.pool.feed(std::span(samples_).first(fresh), manager_ms_);
     if (may_go == 0 && fresh == count) {

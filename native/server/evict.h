@@ -88,7 +88,7 @@ class Evictor {
   };
   Need need(TargetSpaces& target, HeldSpace& held, uint64_t device_need, bool* waited_for);
   void evict(TargetSpaces& target, HeldSpace& held, const Need& need, bool waited_for);
-  bool alone_first(const HeldSpace& held, const Need& need) const;
+  bool alone_first(const TargetSpaces& target, const HeldSpace& held, const Need& need) const;
   uint32_t feed_alone(HeldSpace& held, std::span<engine::ChunkSample> samples);
   craq::EvictionAnswer order(TargetSpaces& target, HeldSpace& held, const engine::Victim& victim);
   craq::Outcome refuse(craq::Outcome outcome, bool waits);
