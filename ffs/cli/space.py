@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import posixpath
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ffs.cli.location import one_address, parse_remote
 from ffs.cli.names import shown
@@ -20,6 +23,8 @@ from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KV_SPACE, KvParams
 if TYPE_CHECKING:
     from ffs.client.client import Client
     from ffs.kv.bounds import Usage
+    from ffs.kv.geometry import Geometry
+    from ffs.kv.int8 import BlockShape
 
 NONE = ("none", "0")
 
@@ -49,9 +54,23 @@ def add_create(verbs: Commands) -> None:
     create.add_argument(
         "--block-size",
         type=size_argument,
-        required=True,
         metavar="SIZE",
-        help="largest block, 1 to 16MiB (with --parts: of each part); it stays",
+        help="largest block, 1 to 16MiB (with --parts: of each part); it stays. Needed without --values",
+    )
+    create.add_argument(
+        "--values",
+        choices=("int8",),
+        help="blocks of a --shape, whose values are stored in eight bits (ffs.kv.int8.Int8Space)",
+    )
+    create.add_argument(
+        "--shape",
+        type=_shape,
+        metavar="LAYERS,TOKENS,HEADS,SIZE",
+        help="of a block: its layers, tokens, KV heads, and numbers in a head",
+    )
+    create.add_argument("--dtype", choices=("bfloat16", "float16"), help="of its numbers (default: bfloat16)")
+    create.add_argument(
+        "--order", choices=("tokens", "heads"), help="what comes first in a layer (default: tokens)"
     )
     create.add_argument(
         "--parts",
@@ -73,13 +92,6 @@ def add_create(verbs: Commands) -> None:
     )
     create.add_argument(
         "--exist-ok", action="store_true", help="be content with one that has what is given here"
-    )
-    create.add_argument(
-        "--dedup",
-        action="store_true",
-        default=None,
-        help="servers keep equal blocks once where they meet; for spaces whose tenants store the same under "
-        "keys of their own",
     )
     _add_bounds(create)
 
@@ -103,6 +115,12 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
         metavar="yes|no",
         help="whether blocks are dropped to make room (default: yes), or a full space refuses puts",
     )
+    parser.add_argument(
+        "--dedup",
+        action=argparse.BooleanOptionalAction,
+        help="servers keep equal blocks once where they meet; for spaces whose tenants store the same under "
+        "keys of their own",
+    )
 
 
 def _quota(text: str) -> int:
@@ -125,16 +143,55 @@ def _yes_no(text: str) -> bool:
     return text == "yes"
 
 
+def _shape(text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if len(numbers) != 4 or not all(number.isdecimal() and int(number) for number in numbers):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give four numbers, layers,tokens,heads,head size: 32,16,8,128"
+        )
+    return tuple(map(int, numbers))
+
+
 def _usage_line(parser: argparse.ArgumentParser) -> int:
     parser.print_help()
     return 2
 
 
-def run_create(args: argparse.Namespace) -> int:
+def blocks_wanted(args: argparse.Namespace) -> tuple[Geometry, bytes]:
+    """What the blocks of a new space are, and what it keeps of their shape. InvalidArgument."""
     from ffs.kv.geometry import Geometry
+
+    if args.values is None:
+        if (args.shape, args.dtype, args.order) != (None, None, None):
+            raise InvalidArgument("--shape, --dtype and --order go with --values int8", args.path)
+        if args.block_size is None:
+            raise InvalidArgument("how large is a block? Give --block-size, or --values int8", args.path)
+        return Geometry(args.block_size, args.parts), b""
+    from ffs.kv.int8 import BlockShape
+
+    if args.shape is None:
+        raise InvalidArgument("--values int8 needs the shape of a block: --shape 32,16,8,128", args.path)
+    layers, tokens, heads, head_size = args.shape
+    shape = BlockShape(
+        layers=layers,
+        tokens=tokens,
+        heads=heads,
+        head_size=head_size,
+        dtype=args.dtype or "bfloat16",
+        order=args.order or "tokens",
+    )
+    if args.block_size not in (None, shape.plain_bytes):
+        raise InvalidArgument(
+            f"a block of that shape has {shape.plain_bytes} bytes: leave --block-size out", args.path
+        )
+    return shape.geometry(args.parts), shape.stored
+
+
+def run_create(args: argparse.Namespace) -> int:
     from ffs.kv.handle import Handle
 
     place = parse_remote(args.path)
+    geometry, identity = blocks_wanted(args)
     wanted = int(args.table) if args.table and args.table.isdigit() else args.table
     with connect(args, one_address([place], args.cluster)) as client:
         if args.replicas is not None:
@@ -143,7 +200,7 @@ def run_create(args: argparse.Namespace) -> int:
         Handle.create(
             client,
             place.path,
-            Geometry(args.block_size, args.parts),
+            geometry,
             table=wanted,
             stripe=args.stripe,
             quota_bytes=args.quota,
@@ -152,6 +209,7 @@ def run_create(args: argparse.Namespace) -> int:
             dedup=args.dedup,
             exist_ok=args.exist_ok,
             permissions=0o666,
+            identity=identity,
         ).close()
         _tell(args, client, place.path)
     return 0
@@ -161,10 +219,17 @@ def run_set(args: argparse.Namespace) -> int:
     from ffs.kv.bounds import set_bounds, usage_of
 
     place = parse_remote(args.path)
-    if (args.quota, args.ttl, args.evictable) == (None, None, None):
-        raise InvalidArgument("nothing to change: give --quota, --ttl or --evictable", args.path)
+    if (args.quota, args.ttl, args.evictable, args.dedup) == (None, None, None, None):
+        raise InvalidArgument("nothing to change: give --quota, --ttl, --evictable or --dedup", args.path)
     with connect(args, one_address([place], args.cluster)) as client:
-        set_bounds(client, place.path, quota_bytes=args.quota, ttl_s=args.ttl, evictable=args.evictable)
+        set_bounds(
+            client,
+            place.path,
+            quota_bytes=args.quota,
+            ttl_s=args.ttl,
+            evictable=args.evictable,
+            dedup=args.dedup,
+        )
         _tell(args, client, place.path)
         attributes = _space(client, place.path)
         if warning := overfull(place.path, attributes.kv, usage_of(client, attributes.ino)):
@@ -261,13 +326,25 @@ def _tables(client: Client) -> dict[int, TableRoute]:
 
 
 def bounds_words(kv: KvParams | None) -> str:
-    """'quota 10.0 GiB, ttl 12h, evictable'."""
+    """'quota 10.0 GiB, ttl 12h, evictable, int8 values'."""
     if kv is None:
         return ""
     quota = f"quota {format_bytes(kv.quota_bytes)}" if kv.quota_bytes else "no quota"
     ttl = f"ttl {format_duration(kv.ttl_ms / 1000)}" if kv.ttl_ms else "no ttl"
     evictable = "evictable" if kv.flags & KV_EVICTABLE else "not evictable"
-    return f"{quota}, {ttl}, {evictable}{', dedup' if kv.flags & KV_DEDUP else ''}"
+    int8 = ", int8 values" if coded_shape(kv) is not None else ""
+    return f"{quota}, {ttl}, {evictable}{', dedup' if kv.flags & KV_DEDUP else ''}{int8}"
+
+
+def coded_shape(kv: KvParams) -> BlockShape | None:
+    """Of the blocks of a space that keeps int8 values, as far as this version can read it."""
+    if not kv.identity:
+        return None
+    from ffs.kv.int8 import BlockShape
+
+    with contextlib.suppress(InvalidArgument):  # of a newer version: its bounds can be changed all the same
+        return BlockShape.of_stored(kv.identity)
+    return None
 
 
 def stat_lines(
@@ -282,6 +359,9 @@ def stat_lines(
     yield f"inode      {attributes.ino}"
     parts = f", in {kv.parts} parts" if kv.parts > 1 else ""
     yield f"blocks     {'of' if kv.parts > 1 else 'up to'} {format_bytes(kv.block_bytes)}{parts}"
+    if (shape := coded_shape(kv)) is not None:
+        size = f"{shape.layers} layers, {shape.tokens} tokens, {shape.heads} heads of {shape.head_size}"
+        yield f"values     int8: {size}, {shape.dtype}, {shape.order} first"
     yield f"table      {route.name if route is not None else layout.table}{replicas}"
     share = f", {usage.bytes / kv.quota_bytes:.0%} used" if kv.quota_bytes else ""
     yield f"quota      {format_bytes(kv.quota_bytes) if kv.quota_bytes else 'none'}{share}"
@@ -358,6 +438,8 @@ def space_fields(
         "evictable": bool(kv.flags & KV_EVICTABLE),
         "dedup": bool(kv.flags & KV_DEDUP),
     }
+    if (shape := coded_shape(kv)) is not None:
+        fields["int8_values"] = msgspec.structs.asdict(shape)
     if usage is not None:
         fields |= {
             "bytes": usage.bytes,

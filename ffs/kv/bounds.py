@@ -33,7 +33,7 @@ class Bounds:
     evictable: bool = True
     """Blocks are dropped to make room; without it a full space refuses new ones."""
     dedup: bool = False
-    """Each target keeps equal blocks once (docs/guides/kv.md, Equal blocks). Chosen at creation."""
+    """Each target keeps equal blocks once (docs/guides/kv.md, Equal blocks)."""
 
     def __post_init__(self) -> None:
         check_quota(self.quota_bytes)
@@ -95,8 +95,10 @@ def set_bounds(
     quota_bytes: int | None = None,
     ttl_s: float | None = None,
     evictable: bool | None = None,
+    dedup: bool | None = None,
 ) -> Bounds:
-    """Changes what is given; the bounds after it. Blocking. NotPermitted unless one owns it or is root."""
+    """Changes what is given; the bounds after it. Blocking. NotPermitted unless one owns it or is root;
+    InvalidArgument, for `dedup`, of metadata services that knew it at creation only: update them."""
     what = 0
     if quota_bytes is not None:
         what |= meta.SET_QUOTA
@@ -105,12 +107,15 @@ def set_bounds(
         what |= meta.SET_TTL
     if evictable is not None:
         what |= meta.SET_EVICTABLE
+    if dedup is not None:
+        what |= meta.SET_DEDUP
     request = meta.SetKvSpace(
         path=wire_path(path),
         what=what,
         quota_bytes=quota_bytes or 0,
         ttl_ms=ttl_ms(ttl_s or 0),
         evictable=evictable is not False,
+        dedup=bool(dedup),
     )
     return _bounds(client.core.change(request, meta.StatReply).attributes, path)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ffs._native import int8 as native
 from ffs.errors import FfsError, InvalidArgument
+from ffs.kv.geometry import MAX_PART_BYTES, Geometry
 from ffs.kv.keys import key_array
 from ffs.kv.results import Results, Status
 
@@ -86,6 +87,20 @@ class BlockShape(msgspec.Struct, frozen=True, kw_only=True):
             self.head_size,
             0,
         )
+
+    def geometry(self, parts: int = 1) -> Geometry:
+        """Of a space of such blocks. InvalidArgument: its blocks can't be coded."""
+        if parts != 1:
+            raise InvalidArgument(
+                f"coded blocks aren't cut, and the space has {parts} parts: give blocks fewer tokens or"
+                " layers"
+            )
+        if self.plain_bytes > MAX_PART_BYTES:
+            raise InvalidArgument(
+                f"a block of this shape has {self.plain_bytes} bytes, and coded blocks are of at most"
+                f" {MAX_PART_BYTES} (16 MiB): give it fewer tokens or layers"
+            )
+        return Geometry(self.plain_bytes)
 
     @property
     def stored(self) -> bytes:
@@ -192,6 +207,7 @@ class Int8Space:
         kept = BlockShape.of_stored(space.identity)
         if kept not in (None, shape):
             raise InvalidArgument(f"has blocks of another shape: {kept}, not {shape}", space.path)
+        shape.geometry(space.parts)
         if space.block_bytes < shape.plain_bytes:
             raise InvalidArgument(
                 f"blocks of this shape have {shape.plain_bytes} bytes, the space takes {space.block_bytes}"
@@ -201,10 +217,12 @@ class Int8Space:
 
     @classmethod
     def create(cls, client: Client, path: str, shape: BlockShape, **options: Any) -> Int8Space:
-        """Makes a space for such blocks; `options` are those of Space.create. Blocking."""
+        """Makes a space for such blocks; `options` are those of Space.create. Blocking. InvalidArgument:
+        blocks of more than 16 MiB, or in parts."""
         from ffs.kv.space import Space
 
-        made = Space.create(client, path, block_bytes=shape.plain_bytes, identity=shape.stored, **options)
+        block_bytes = shape.geometry(options.get("parts", 1)).block_bytes
+        made = Space.create(client, path, block_bytes=block_bytes, identity=shape.stored, **options)
         return cls(made, shape)
 
     @classmethod

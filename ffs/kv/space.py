@@ -166,21 +166,33 @@ class Space:
 
     @property
     def bounds(self) -> Bounds:
-        """Quota, time to live, whether it may be evicted from, as they are now. Blocking."""
+        """Quota, time to live, eviction, deduplication, as they are now. Blocking."""
         return bounds_of(self._handle.client, self.path)
 
     def set_bounds(
-        self, *, quota_bytes: int | None = None, ttl_s: float | None = None, evictable: bool | None = None
+        self,
+        *,
+        quota_bytes: int | None = None,
+        ttl_s: float | None = None,
+        evictable: bool | None = None,
+        dedup: bool | None = None,
     ) -> Bounds:
         """Changes what is given, for all users of the space; its owner or root may. Blocking.
 
         `quota_bytes`: how much it may hold, as allocated on one replica; 0: as much as there is.
         `ttl_s`: a block is gone so long after it was put; 0: never; it counts for blocks that are put from
         now on. `evictable`: to make room blocks are dropped that weren't used for long; without it a put
-        into a full space fails. Servers follow within seconds. Raises NotPermitted, InvalidArgument.
+        into a full space fails. `dedup`: servers look for equal blocks among those that are there and those
+        that come; without it they look for no more, and what shares a place goes on sharing it. Servers
+        follow within seconds. Raises NotPermitted, InvalidArgument.
         """
         bounds = set_bounds(
-            self._handle.client, self.path, quota_bytes=quota_bytes, ttl_s=ttl_s, evictable=evictable
+            self._handle.client,
+            self.path,
+            quota_bytes=quota_bytes,
+            ttl_s=ttl_s,
+            evictable=evictable,
+            dedup=dedup,
         )
         self._handle.note_ttl(ttl_ms(bounds.ttl_s))
         return bounds

@@ -66,6 +66,7 @@ SET_MTIME_NOW: Final = 16
 SET_QUOTA: Final = 1
 SET_TTL: Final = 2
 SET_EVICTABLE: Final = 4
+SET_DEDUP: Final = 8
 MAX_BOUND: Final = (1 << 62) - 1  # of quota_bytes and ttl_ms
 
 # Extended attributes: Linux's limits and flags.
@@ -591,7 +592,7 @@ class KvOpened(Message, tag=62, kw_only=True):
 
 class SetKvSpace(Request, tag=63, kw_only=True):
     """Changes bounds of a KV space, as its owner or root; servers follow within seconds. `what` is a sum of
-    SET_QUOTA, SET_TTL, SET_EVICTABLE. Answer: StatReply."""
+    SET_QUOTA, SET_TTL, SET_EVICTABLE, SET_DEDUP. Answer: StatReply."""
 
     path: bytes = b""
     ino: int = 0
@@ -600,6 +601,7 @@ class SetKvSpace(Request, tag=63, kw_only=True):
     ttl_ms: int = 0  # 0: none
     evictable: bool = True
     ticket: bytes = b""
+    dedup: bool = False
 
 
 # --- fsck -----------------------------------------------------------------------------------

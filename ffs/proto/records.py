@@ -41,7 +41,7 @@ class KvParams(Struct, array_like=True, frozen=True, gc=False):
 
 
 KV_EVICTABLE: Final = 1  # blocks may be dropped to make room; without it a full space refuses new ones
-KV_DEDUP: Final = 2  # each target keeps equal blocks once; chosen at creation
+KV_DEDUP: Final = 2  # each target keeps equal blocks once
 
 
 class Inode(Struct, array_like=True, gc=False, kw_only=True):

@@ -62,9 +62,12 @@ def test_two_tenants_with_the_same_content_take_the_room_of_one(
             assert space.bounds.dedup
             with pytest.raises(errors.Exists, match="dedup yes, not no"):
                 Space.create(client, "/kv/shared", block_bytes=BLOCK, dedup=False, exist_ok=True)
+            assert not space.set_bounds(dedup=False).dedup
             empty = used(client)
             assert np.all(space.put(alice, payloads).status == Status.STORED)
             assert np.all(space.put(bob, payloads).status == Status.STORED)
+            assert main(["space", "set", "/kv/shared", "--dedup", "--cluster", cluster.address]) == 0
+            assert "dedup" in capsys.readouterr().out
             until(lambda: sharing(space) == (2 * COUNT, 2 * SHARED, 2 * COUNT, SHARED), "sharing")
             # On both replicas, each by itself.
             until(lambda: used(client) < empty + 2 * SHARED + SHARED // 4, "the room of one")

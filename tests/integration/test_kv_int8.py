@@ -11,6 +11,7 @@ import torch
 from kv_blocks import keys_of, statuses
 
 from ffs import errors
+from ffs.cli import main
 from ffs.client.client import Client
 from ffs.kv import Space, Status, int8
 from ffs.kv.int8 import BlockShape, Int8Space
@@ -74,6 +75,29 @@ def test_a_space_without_a_shape_asks_for_one(client: Client, home: str) -> None
         Int8Space.open(client, f"{home}/plain")
     with Int8Space.open(client, f"{home}/plain", SHAPE) as space:
         assert space.shape == SHAPE
+
+
+def test_the_command_makes_the_same_space(
+    client: Client, address: str, home: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["kv", "create", f"{home}/cli", "--values", "int8", "--shape", "2,16,4,64", "--quota", "64M"]
+    assert main([*line, "--cluster", address]) == 0
+    assert "int8 values" in capsys.readouterr().out
+    with Int8Space.open(client, f"{home}/cli") as space:
+        assert space.shape == SHAPE
+    with Int8Space.create(client, f"{home}/cli", SHAPE, exist_ok=True, quota_bytes=64 << 20) as space:
+        keys, blocks = keys_of(1), blocks_of(1)
+        assert statuses(space.put_many(keys, blocks)) == [Status.STORED]
+        assert space.space.exists_many(keys).lengths.tolist() == [SHAPE.coded_bytes]
+    with pytest.raises(errors.InvalidArgument, match="aren't cut"):
+        Int8Space.create(client, f"{home}/parts", SHAPE, parts=2)
+    large = msgspec.structs.replace(SHAPE, layers=2000)
+    with pytest.raises(errors.InvalidArgument, match="16 MiB"):
+        Int8Space.create(client, f"{home}/large", large)
+    assert not client.exists(f"{home}/parts")
+    Space.create(client, f"{home}/cut", block_bytes=SHAPE.plain_bytes, parts=2).close()
+    with pytest.raises(errors.InvalidArgument, match="aren't cut"):
+        Int8Space.open(client, f"{home}/cut", SHAPE)
 
 
 def test_blocks_that_do_not_fit_the_space_are_refused(client: Client, home: str) -> None:

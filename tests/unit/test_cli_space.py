@@ -14,11 +14,20 @@ from hypothesis import strategies as st
 from ffs.cli import build_parser
 from ffs.cli.cluster_tables import check_size, table_fields, table_table
 from ffs.cli.cluster_view import View, status_fields, status_lines
-from ffs.cli.space import bounds_words, listing_table, overfull, share_table, space_fields, stat_lines
+from ffs.cli.space import (
+    blocks_wanted,
+    bounds_words,
+    listing_table,
+    overfull,
+    share_table,
+    space_fields,
+    stat_lines,
+)
 from ffs.cli.text import format_duration, parse_duration
 from ffs.errors import Exists, InvalidArgument
 from ffs.kv.bounds import Bounds, Share, Usage, differences, ttl_ms
 from ffs.kv.geometry import Geometry
+from ffs.kv.int8 import BlockShape
 from ffs.layout import Layout
 from ffs.proto import meta
 from ffs.proto.cluster import (
@@ -34,6 +43,7 @@ from ffs.proto.records import KV_EVICTABLE, KV_SPACE, KvParams
 
 KV = KvParams(1 << 20, quota_bytes=10 << 30, ttl_ms=12 * 3600 * 1000, flags=KV_EVICTABLE)
 BARE = KvParams(4096)
+SHAPE = BlockShape(layers=2, tokens=16, heads=4, head_size=64, dtype="float16", order="heads")
 TABLES = {2: TableRoute(id=2, name="fast", version=1, replicas=2, chains=(1, 2), role="kv")}
 USAGE = Usage(
     bytes=5 << 30,
@@ -94,7 +104,9 @@ def test_bounds_of_the_command_line() -> None:
         ["space", "set", "/kv", "--quota", "-1"],
         ["space", "set", "/kv", "--ttl", "-1s"],
         ["space", "set", "/kv", "--evictable", "maybe"],
-        ["space", "create", "/kv"],
+        ["kv", "create", "/kv", "--values", "int4", "--shape", "2,16,4,64"],
+        ["kv", "create", "/kv", "--values", "int8", "--shape", "2,16,4"],
+        ["kv", "create", "/kv", "--values", "int8", "--shape", "2,16,0,64"],
         ["cluster", "table", "create", "fast", "--replicas", "2", "--role", "fast"],
         ["cluster", "table", "create", "fast"],
     ):
@@ -105,6 +117,13 @@ def test_bounds_of_the_command_line() -> None:
 def test_what_is_said_of_a_space() -> None:
     assert bounds_words(KV) == "quota 10.0 GiB, ttl 12h, evictable"
     assert bounds_words(BARE) == "no quota, no ttl, not evictable"
+    coded = msgspec.structs.replace(KV, identity=SHAPE.stored)
+    assert bounds_words(coded) == "quota 10.0 GiB, ttl 12h, evictable, int8 values"
+    assert "values     int8: 2 layers, 16 tokens, 4 heads of 64, float16, heads first" in list(
+        stat_lines("/kv", attributes(coded), USAGE, TABLES)
+    )
+    newer = msgspec.structs.replace(KV, identity=SHAPE.stored + b"\1")
+    assert bounds_words(newer) == bounds_words(KV)
     text = "\n".join(stat_lines("/kv", attributes(KV), USAGE, TABLES))
     for line in (
         "blocks     up to 1.0 MiB",
@@ -325,3 +344,25 @@ def test_bounds_that_can_not_be() -> None:
     for strange in ({"quota_bytes": 1.5}, {"quota_bytes": True}, {"ttl_s": "1s"}):
         with pytest.raises(TypeError):
             Bounds(**strange)  # type: ignore[arg-type]
+
+
+def test_the_blocks_of_a_space_to_be_made() -> None:
+    def wanted(*options: str) -> tuple[Geometry, bytes]:
+        return blocks_wanted(build_parser().parse_args(["kv", "create", "/kv", *options]))
+
+    shape = ("--values", "int8", "--shape", "2,16,4,64")
+    assert wanted("--block-size", "80M", "--parts", "5") == (Geometry(80 << 20, 5), b"")
+    geometry = Geometry(SHAPE.plain_bytes)
+    assert wanted(*shape, "--dtype", "float16", "--order", "heads") == (geometry, SHAPE.stored)
+    plain = msgspec.structs.replace(SHAPE, dtype="bfloat16", order="tokens")
+    assert wanted(*shape, "--block-size", "32KiB") == (geometry, plain.stored)
+    for options, why in (
+        ((), "Give --block-size"),
+        (("--block-size", "1M", "--dtype", "float16"), "go with --values int8"),
+        (("--values", "int8", "--block-size", "1M"), "needs the shape"),
+        ((*shape, "--block-size", "1M"), "leave --block-size out"),
+        ((*shape, "--parts", "2"), "aren't cut"),
+        (("--values", "int8", "--shape", "64,64,16,128"), "16 MiB"),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            wanted(*options)

@@ -143,11 +143,12 @@ async def _opened(
 
 
 async def set_space(core: Core, txn: Transaction, req: meta.SetKvSpace) -> meta.StatReply:
-    """Quota, TTL, whether it may be evicted from. Permission as for chmod: the owner, or root."""
+    """Quota, TTL, whether it may be evicted from, whether equal blocks are kept once. Permission as for
+    chmod: the owner, or root."""
     ino, inode = await resolve(txn, req.creds, req.path, req.ino)
     if inode.type != KV_SPACE or inode.kv is None:
         raise errors.InvalidArgument("not a KV space", req.path)
-    if req.what & ~(meta.SET_QUOTA | meta.SET_TTL | meta.SET_EVICTABLE):
+    if req.what & ~(meta.SET_QUOTA | meta.SET_TTL | meta.SET_EVICTABLE | meta.SET_DEDUP):
         raise errors.InvalidArgument(f"bounds {req.what:#x} aren't known to this version", req.path)
     if not owns(inode, req.creds):
         raise errors.NotPermitted("only the owner may change the bounds of a KV space", req.path)
@@ -158,6 +159,9 @@ async def set_space(core: Core, txn: Transaction, req: meta.SetKvSpace) -> meta.
         kv = msgspec.structs.replace(kv, ttl_ms=req.ttl_ms)
     if req.what & meta.SET_EVICTABLE:
         flags = kv.flags & ~KV_EVICTABLE | (KV_EVICTABLE if req.evictable else 0)
+        kv = msgspec.structs.replace(kv, flags=flags)
+    if req.what & meta.SET_DEDUP:
+        flags = kv.flags & ~KV_DEDUP | (KV_DEDUP if req.dedup else 0)
         kv = msgspec.structs.replace(kv, flags=flags)
     check_bounds(kv, req.path)
     if req.what & meta.SET_QUOTA and inode.layout is not None:

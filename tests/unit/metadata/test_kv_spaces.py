@@ -12,7 +12,7 @@ from namespace_fakes import Caller, make_namespace
 from ffs import errors
 from ffs.proto import meta
 from ffs.proto.common import Creds
-from ffs.proto.records import KV_EVICTABLE, KvParams
+from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvParams
 from metadata.fs import spaces
 from metadata.fs.collector import Collector
 from metadata.fs.schema import KV_INDEX, KV_INDEX_COMPLETE
@@ -69,6 +69,14 @@ def test_creation_and_change_are_indexed_at_once() -> None:
         by_id = meta.SetKvSpace(ino=ino, what=meta.SET_TTL, ttl_ms=0, ticket=ticket)
         kv = (await caller(by_id)).attributes.kv
         assert (kv.quota_bytes, kv.ttl_ms, kv.flags) == (7 << 20, 0, 0)
+        for what, evictable, dedup, flags in (
+            (meta.SET_DEDUP, False, True, KV_DEDUP),
+            (meta.SET_EVICTABLE, True, False, KV_DEDUP | KV_EVICTABLE),
+            (meta.SET_DEDUP, False, False, KV_EVICTABLE),
+        ):
+            request = meta.SetKvSpace(path=b"/kv", what=what, evictable=evictable, dedup=dedup)
+            assert (await caller(request)).attributes.kv.flags == flags
+            assert (await index(store)).spaces[ino].kv.flags == flags
 
     run(test)
 
@@ -139,7 +147,7 @@ def test_only_the_owner_changes_bounds_and_only_possible_ones() -> None:
             (errors.InvalidArgument, {"path": b"/kv", "what": meta.SET_QUOTA, "quota_bytes": -1}),
             (errors.InvalidArgument, {"path": b"/kv", "what": meta.SET_TTL, "ttl_ms": -1}),
             (errors.InvalidArgument, {"path": b"/kv", "what": meta.SET_TTL, "ttl_ms": 1 << 62}),
-            (errors.InvalidArgument, {"path": b"/kv", "what": 8}),
+            (errors.InvalidArgument, {"path": b"/kv", "what": 16}),
             (errors.InvalidArgument, {"path": b"/f", "what": meta.SET_TTL}),
             (errors.InvalidArgument, {"path": b"/", "what": meta.SET_TTL}),
             (errors.NotFound, {"path": b"/none", "what": meta.SET_TTL}),
