@@ -1,36 +1,43 @@
-"""A save becomes a checkpoint: ranks report into a hidden directory, and whoever finds all reports there
-publishes by one rename (docs/guides/checkpoint.md, Commit).
+"""A save becomes a checkpoint: ranks report into a hidden directory, and one of those that find all reports
+there publishes by one rename (docs/guides/checkpoint.md, Commit).
 
-    .NAME.saving-ATTEMPT/data/         what becomes NAME
-    .NAME.saving-ATTEMPT/reports/      rank-00000.json ..., failed-00003.json
-    .NAME.saving-ATTEMPT/alive-00003   locked by the rank that works on it, one for each
+    .NAME.saving-ATTEMPT/data/              what becomes NAME
+    .NAME.saving-ATTEMPT/rank-00000.json    each rank's report
+    .NAME.saving-ATTEMPT/failed-00003       a symbolic link, its target being the words
+    .NAME.saving-ATTEMPT/publisher-0        a symbolic link to the number of the rank that publishes
+    .NAME.saving-ATTEMPT/alive-00003        locked by the rank that works on it (alive.py); a Manager has its
+                                            lock elsewhere, for longer than a save
 
 No collective, no coordinator: a rank that dies leaves a directory that nobody can take for a checkpoint, and
-whose lock is free as soon as its session is over. Then the others give up, and anybody may remove it.
+whose lock is free as soon as its session is over. Then the others give up, and anybody may remove it; if it
+was to publish, another one does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import posixpath
 import re
-import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ffs.checkpoint import manifest as manifests
+from ffs.checkpoint.alive import Alive
 from ffs.checkpoint.manifest import Manifest
-from ffs.checkpoint.report import RankFailure, RankReport, merge
-from ffs.errors import Exists, FfsError, NotEmpty, NotFound
+from ffs.checkpoint.remains import hidden_name
+from ffs.checkpoint.report import RankReport, merge
+from ffs.errors import Exists, FfsError, NotFound
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
-    from ffs.client.file import File
 
 _STEP = re.compile(r"step-(\d+)")
-_HIDDEN = re.compile(r"\..*\.(saving|removing)-[0-9a-f]+")
+_PUBLISHER: Final = "publisher-"
+_FAILED: Final = "failed-"
+_MOST_WORDS: Final = 1000  # characters of a failure that other ranks are told
+_WATCHED: Final = 16  # ranks that one looks after: of a thousand each is looked after by a few
 
 
 class RankFailed(FfsError):
@@ -46,13 +53,25 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def hidden_name(name: str, attempt: str, what: str = "saving") -> str:
-    return f".{name[:200]}.{what}-{attempt}"
+class Published:
+    """What was made visible: its manifest, which is decoded when somebody asks for it, since a rank of many
+    needs only what it has stored itself."""
 
+    def __init__(
+        self, where: str, data: bytes, manifest: Manifest | None = None, *, here: bool = False
+    ) -> None:
+        """`here`: by this rank."""
+        self.here = here
+        self._where = where
+        self.data = data
+        self._manifest = manifest
 
-def is_remains(name: str) -> bool:
-    """Whether a directory of this name is an attempt, or something that is being removed."""
-    return bool(_HIDDEN.fullmatch(name))
+    @property
+    def manifest(self) -> Manifest:
+        """Raises Damaged, VersionMismatch."""
+        if self._manifest is None:
+            self._manifest = manifests.decode(self.data, self._where)
+        return self._manifest
 
 
 class Attempt:
@@ -67,9 +86,11 @@ class Attempt:
         ranks: int = 1,
         step: int | None = None,
         table: str | int | None = None,
+        alive: Alive | None = None,
     ) -> None:
         """`goal`: the path of the checkpoint. `attempt`: hex digits, the same on all ranks of this save and
-        unlike any other save's."""
+        unlike any other save's. `alive`: by which others see that this rank lives, for longer than one save;
+        None: the attempt has a lock of its own."""
         self.client = client
         self.step = step
         self.table = table
@@ -79,69 +100,78 @@ class Attempt:
         parent, name = posixpath.split(goal)
         self.hidden = posixpath.join(parent, hidden_name(name, attempt))
         self.data = posixpath.join(self.hidden, "data")
-        self.reports = posixpath.join(self.hidden, "reports")
-        self._alive: File | None = None
+        self._alive = alive or Alive(client, self.hidden, rank)
+        self._alive_is_mine = alive is None
+        self._report: RankReport | None = None
+        self._blamed: tuple[int, str] | None = None  # the rank that failed, and its words
 
     def begin(self, look: bool = True) -> None:
         """Raises Exists if the step is there already; not `look`: the caller knows that it isn't."""
         if look and self.client.lexists(self.goal):
             raise Exists("is there already: choose another path, or remove it first", self.goal)
-        mine = posixpath.join(self.hidden, f"alive-{self.rank:05d}")
-        while self._alive is None:
-            self.client.makedirs(self.hidden, exist_ok=True)
-            scratch = posixpath.join(self.hidden, f".alive-{self.rank:05d}-{uuid.uuid4().hex}")
-            with contextlib.suppress(NotFound):
-                self.client.open(scratch, "xb").close()
-                self._alive = self.client.open(scratch, "rb", buffering=0)
-                self._alive.flock(fcntl.LOCK_EX)
-                self.client.replace(scratch, mine)  # nobody finds it unlocked
-            if self._alive is not None and not self.client.lexists(mine):
-                self.close()  # somebody took the directory for remains in that moment
+        self._alive.ensure()
         self.client.makedirs(self.data, exist_ok=True, table=self.table)
-        self.client.makedirs(self.reports, exist_ok=True)
 
     def report(self, report: RankReport) -> None:
-        self._put(f"rank-{self.rank:05d}.json", msgspec.json.encode(report))
+        self._report = report
+        if self.ranks > 1:
+            self._put_whole(self._in_hidden(_report_name(self.rank)), msgspec.json.encode(report))
 
-    def fail(self, words: str) -> None:
-        """Best effort: the store may be what failed."""
-        with contextlib.suppress(FfsError):
-            self._put(f"failed-{self.rank:05d}.json", msgspec.json.encode(RankFailure(self.rank, words)))
+    def fail(self, words: str) -> bool:
+        """Tells the other ranks; whether they can know now. The store may be what failed: then say it again
+        later. When all ranks have said so, what is left of the save is removed."""
+        rank, words = self._blamed or (self.rank, words)
+        text = f"{rank} {words[:_MOST_WORDS]}".replace("\0", " ")
+        try:
+            if not self.client.lexists(self.goal):  # else it is over; this one wasn't told
+                self.client.makedirs(self.hidden, exist_ok=True)  # it may have failed before it had begun
+            with contextlib.suppress(Exists):
+                self.client.symlink(text, self._in_hidden(f"{_FAILED}{self.rank:05d}"))
+            names = self.client.listdir(self.hidden)
+        except NotFound:
+            return True
+        except FfsError:
+            return False
+        if sum(name.startswith(_FAILED) for name in names) == self.ranks:
+            self.tidy()
+        return True
 
-    def try_publish(self) -> Manifest | None:
-        """Publishes if every rank has reported; None if some have not. RankFailed if one failed;
+    def try_publish(self) -> Published | None:
+        """What was published, by this rank or another; None: not yet. RankFailed if a rank failed, or ended;
         InvalidArgument if the parts don't make a whole; Exists if the step was saved by others meanwhile."""
+        if self.ranks > 1:
+            try:
+                names = set(self.client.listdir(self.hidden))
+            except NotFound:
+                return self._published()  # another rank was quicker, and has tidied up
+            self._raise_failures(names)
+            if posixpath.basename(self.data) not in names:
+                return self._published()
+            missing = [rank for rank in range(self.ranks) if _report_name(rank) not in names]
+            if missing:
+                self._raise_deaths(missing)
+                return None
+            if not self._is_mine_to_publish(names):
+                return None
         try:
-            names = sorted(self.client.listdir(self.reports))
+            manifest = merge(self._reports(), self.step, self.goal)
+            return self.publish(manifest)
         except NotFound:
-            return self._published()  # another rank was quicker, and has tidied up
-        self._raise_failures(names)
-        mine = [name for name in names if name.startswith("rank-")]
-        if len(mine) < self.ranks:
-            self._raise_deaths(mine)
-            return None
-        try:
-            reports = [msgspec.json.decode(self._get(name), type=RankReport) for name in mine]
-        except NotFound:
-            return self._published()
-        manifest = merge(reports, self.step, self.goal)
-        try:
-            self.publish(manifest)
-        except NotFound:
-            return self._published()
-        except Exists:
-            if self._published() != manifest:
-                raise
-        return manifest
+            return self._published()  # another one took this rank for dead
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> Published:
         """Puts the manifest beside the shards and makes all of it visible. Exists; NotFound: another rank did
         so."""
-        self.put_beside(manifests.FILE_NAME, manifests.encode(manifest))
+        data = manifests.encode(manifest)
+        self.put_beside(manifests.FILE_NAME, data)
+        published = Published(self.goal, data, manifest, here=True)
         try:
             self.client.rename_exclusive(self.data, self.goal)
         except Exists:
+            if self.ranks > 1 and self._published().data == data:
+                return published  # another one took this rank for dead
             raise Exists("another save took this name meanwhile: nothing was saved", self.goal) from None
+        return published
 
     def put_beside(self, name: str, data: bytes) -> None:
         """A file beside the shards, whole or not at all."""
@@ -154,93 +184,88 @@ class Attempt:
             self.client.rmtree(self.hidden)
 
     def close(self) -> None:
-        alive, self._alive = self._alive, None
-        if alive is not None:
-            with contextlib.suppress(FfsError):
-                alive.close()
+        if self._alive_is_mine:
+            self._alive.let_go()
 
     # inside
 
-    def _published(self) -> Manifest:
+    def _in_hidden(self, name: str) -> str:
+        return posixpath.join(self.hidden, name)
+
+    def _published(self) -> Published:
         where = posixpath.join(self.goal, manifests.FILE_NAME)
         try:
-            with self.client.open(where, "rb") as file:
-                return manifests.decode(file.read(), where)
+            with self.client.open(where, "rb", buffering=0) as file:
+                return Published(where, bytes(file.readall()))
         except NotFound:
             raise RankFailed(
                 "the directory of this save was removed before it was complete: nothing was saved", self.goal
             ) from None
 
-    def _raise_failures(self, names: list[str]) -> None:
-        for name in names:
-            if name.startswith("failed-"):
-                failure = msgspec.json.decode(self._get(name), type=RankFailure)
-                raise RankFailed(f"rank {failure.rank} failed: {failure.words}", self.goal)
+    def _reports(self) -> list[RankReport]:
+        """NotFound: another rank has published, and tidied up."""
+        if self.ranks == 1:
+            assert self._report is not None, "published before it has reported"
+            return [self._report]
+        paths = [self._in_hidden(_report_name(rank)) for rank in range(self.ranks) if rank != self.rank]
+        reports = [] if self._report is None else [self._report]
+        with contextlib.ExitStack() as stack:
+            opened = self.client.open_many(paths)
+            for file in opened:
+                if not isinstance(file, FfsError):
+                    stack.enter_context(file)
+            for file in opened:
+                if isinstance(file, FfsError):
+                    raise file
+                reports.append(msgspec.json.decode(file.readall(), type=RankReport))
+        return reports
 
-    def _raise_deaths(self, reported: list[str]) -> None:
-        """Of ranks that have begun and not reported, one that holds its lock no more."""
+    def _is_mine_to_publish(self, names: Iterable[str]) -> bool:
+        """Decided by who makes the next `publisher-N`, after the one before has ended."""
+        claims = [int(name.removeprefix(_PUBLISHER)) for name in names if name.startswith(_PUBLISHER)]
+        latest = max(claims, default=-1)
         try:
-            names = self.client.listdir(self.hidden)
-        except NotFound:
-            return  # published and tidied up that moment: the next look finds it
-        for name in names:
-            rank = name.removeprefix("alive-")
-            if rank == name or f"rank-{rank}.json" in reported or int(rank) == self.rank:
-                continue
-            if not _is_free(self.client, posixpath.join(self.hidden, name)):
-                continue
-            # It may have reported, and even published, since the reports were listed.
-            report = posixpath.join(self.reports, f"rank-{rank}.json")
-            if not self.client.lexists(report) and self.client.lexists(self.reports):
-                raise RankFailed(f"rank {int(rank)} ended before it had stored its part", self.goal)
+            if claims:
+                holder = int(self.client.readlink(self._in_hidden(f"{_PUBLISHER}{latest}")))
+                if holder == self.rank:
+                    return True
+                if not self._alive.ended([holder]):
+                    return False
+            self.client.symlink(str(self.rank), self._in_hidden(f"{_PUBLISHER}{latest + 1}"))
+        except (Exists, NotFound):
+            return False  # the next look tells who, or that it is over
+        return True
 
-    def _put(self, name: str, data: bytes) -> None:
-        self._put_whole(posixpath.join(self.reports, name), data)
+    def _raise_failures(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if not name.startswith(_FAILED):
+                continue
+            try:
+                rank, _, words = self.client.readlink(self._in_hidden(name)).partition(" ")
+            except NotFound:  # all have said so
+                rank, words = str(int(name.removeprefix(_FAILED))), "see what it says itself"
+            self._blamed = int(rank), words
+            raise RankFailed(f"rank {rank} failed: {words}", self.goal)
+
+    def _raise_deaths(self, missing: list[int]) -> None:
+        """Of ranks that haven't reported, one that was there and has ended."""
+        after_me = sorted(missing, key=lambda rank: (rank - self.rank) % self.ranks)
+        for rank in self._alive.ended(after_me[:_WATCHED]):
+            # It may have reported, and even published, since the reports were listed.
+            if not self.client.lexists(self._in_hidden(_report_name(rank))) and self.client.lexists(
+                self.data
+            ):
+                words = "it ended before it had stored its part"
+                self._blamed = rank, words
+                raise RankFailed(f"rank {rank} failed: {words}", self.goal)
 
     def _put_whole(self, path: str, data: bytes) -> None:
         """Appears whole or not at all, and leaves nothing beside it."""
-        scratch = posixpath.join(self.hidden, f".{posixpath.basename(path)}.{self.rank}")
-        with self.client.open(scratch, "wb") as file:
+        scratch = self._in_hidden(f".{posixpath.basename(path)}.{self.rank}")
+        with self.client.open(scratch, "wb", buffering=0) as file:
             file.write(data)
         self.client.replace(scratch, path)
 
-    def _get(self, name: str) -> bytes:
-        with self.client.open(posixpath.join(self.reports, name), "rb") as file:
-            return bytes(file.read())
 
-
-def collect_remains(client: Client, root: str) -> list[str]:
-    """Removes attempts under `root` that nobody works on any more; their names. Blocking."""
-    collected = []
-    try:
-        names = client.listdir(root)
-    except NotFound:
-        return []
-    for name in names:
-        if is_remains(name) and _is_abandoned(client, posixpath.join(root, name)):
-            with contextlib.suppress(NotFound):
-                client.rmtree(posixpath.join(root, name))
-                collected.append(name)
-    return collected
-
-
-def _is_abandoned(client: Client, path: str) -> bool:
-    """Whether no process holds it, and it isn't only just being made."""
-    if ".removing-" in posixpath.basename(path):
-        return True
-    try:
-        ranks = [name for name in client.listdir(path) if name.startswith(("alive-", ".alive-"))]
-        if not ranks:
-            client.rmdir(path)  # of one that is just being made: it makes it again
-        return bool(ranks) and all(_is_free(client, posixpath.join(path, name)) for name in ranks)
-    except (NotFound, NotEmpty):
-        return False
-
-
-def _is_free(client: Client, path: str) -> bool:
-    try:
-        with client.open(path, "rb", buffering=0) as alive:
-            alive.flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except (BlockingIOError, NotFound):
-        return False
+def _report_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"

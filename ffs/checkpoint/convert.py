@@ -31,6 +31,7 @@ from ffs.checkpoint.convert_sources import (
 )
 from ffs.checkpoint.manifest import FILE_NAME as MANIFEST
 from ffs.checkpoint.plan import PART_BYTES, Part, files_of
+from ffs.checkpoint.remains import collect_quietly
 from ffs.checkpoint.saving import Background, Saving, done
 from ffs.checkpoint.shard import plan_shard
 from ffs.checkpoint.snapshot import Flat, StagedFile, StatePlan, moves_of
@@ -133,7 +134,9 @@ def _to_native(state: Source, client: Client, path: str, progress: Callable[[int
         files.append((file, shard, moves_of()))
     declared = {name: (spec.dtype, spec.shape) for name, spec in state.specs.items()}
     plan = StatePlan(files, {}, dict(state.tied), declared)
-    client.makedirs(posixpath.dirname(path) or "/", exist_ok=True)
+    parent = posixpath.dirname(path) or "/"
+    client.makedirs(parent, exist_ok=True)
+    collect_quietly(client, parent)
     attempt = Attempt(client, path, uuid.uuid4().hex)
     attempt.begin()
     saving = Saving(attempt, plan, state.tree, begun=done())

@@ -24,13 +24,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ffs.checkpoint import retention
-from ffs.checkpoint.commit import Attempt, collect_remains, step_name
+from ffs.checkpoint.alive import Alive
+from ffs.checkpoint.commit import Attempt, step_name
 from ffs.checkpoint.guard import Guard, TornSnapshot
 from ffs.checkpoint.load import held, load_held, own_part, read_manifest, shared_part
-from ffs.checkpoint.manifest import Manifest, Tensor
+from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.near import near_files
+from ffs.checkpoint.persist import Before
 from ffs.checkpoint.plan import PART_BYTES
 from ffs.checkpoint.ranks import Ranks
+from ffs.checkpoint.remains import collect_remains, running_name
 from ffs.checkpoint.report import merge
 from ffs.checkpoint.saving import Background, SaveReport, Saving
 from ffs.checkpoint.scratch import Scratch, copies, run_of
@@ -38,7 +41,7 @@ from ffs.checkpoint.snapshot import Planner, StagedFile, StatePlan, halves, stag
 from ffs.checkpoint.staging import Pool, host_bytes_for
 from ffs.checkpoint.state import FlatState, flatten, with_rank
 from ffs.client.copying import IovSlice
-from ffs.errors import Exists, InvalidArgument, NotFound
+from ffs.errors import AccessDenied, Exists, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -114,7 +117,7 @@ class Manager:
         self._locals: list[Future[str | None]] = []
         self._free = threading.Semaphore(_AT_ONCE)
         self._copier: threading.Thread | None = None
-        self._last: tuple[str, Manifest] | None = None
+        self._last: Before | None = None
         self._failures: list[BaseException] = []
         self._mutex = threading.Lock()
         self._ended_one = threading.Condition(self._mutex)
@@ -127,6 +130,10 @@ class Manager:
         self._background = Background(client, self._scratch)
         if self.ranks.rank == 0:
             collect_remains(client, self.path)
+        self._alive = Alive(client, posixpath.join(self.path, running_name(self._run)), self.ranks.rank)
+        if self.ranks.count > 1:
+            with contextlib.suppress(AccessDenied):  # of who only loads; a save raises it
+                self._alive.ensure()
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -279,6 +286,7 @@ class Manager:
         self._join_copier()
         self._guard.remove_all()
         self._background.close()
+        self._alive.close()
         if self._pool is not None:
             self._pool.close()
         self._raise_failures()
@@ -354,6 +362,7 @@ class Manager:
             self.ranks.count,
             step,
             self._table,
+            self._alive,
         )
         saving = Saving(attempt, plan, tree, self._before, self._ended)
         with self._mutex:
@@ -368,12 +377,13 @@ class Manager:
             self._known = set(self.steps())
         return step in self._known and self.client.lexists(self.path_of(step))
 
-    def _before(self) -> tuple[str, Manifest] | None:
+    def _before(self) -> Before | None:
         """An earlier checkpoint, whose files can be linked."""
         if self._last is None:
             latest = self.latest()
             if latest is not None:
-                self._last = self.path_of(latest), self.manifest(latest)
+                manifest = self.manifest(latest)
+                self._last = Before(self.path_of(latest), manifest.shards, manifest.tensors, lambda: manifest)
         return self._last
 
     def _copy(self, plan: StatePlan, pool: Pool, saving: Saving, handle: SaveHandle) -> None:
@@ -458,28 +468,21 @@ class Manager:
         self._free.release()
         try:
             if error is None:
-                manifest = saving.replicated.result().manifest
-                self._learn(saving, manifest)
+                written = saving.written
+                if self._last is not None:
+                    self._still = self._last.unchanged(written.tensors)
                 if self._known is not None and saving.attempt.step is not None:
                     self._known.add(saving.attempt.step)
-                self._last = saving.attempt.goal, manifest
+                published = saving.replicated.result().published
+                self._last = Before(
+                    saving.attempt.goal, written.shards, written.tensors, lambda: published.manifest
+                )
                 if self.ranks.rank == 0:
                     self._retire()
         finally:
             with self._ended_one:
                 self._going.remove(saving)
                 self._ended_one.notify_all()
-
-    def _learn(self, saving: Saving, manifest: Manifest) -> None:
-        """Which of this rank's tensors are as they were in the checkpoint before."""
-        if self._last is None:
-            return
-        before = self._last[1].tensors
-        self._still = frozenset(
-            name
-            for name, tensor in saving.written.tensors.items()
-            if name in before and _hashes(before[name], tensor)
-        )
 
     def _retire(self) -> None:
         present = self.steps()
@@ -488,9 +491,3 @@ class Manager:
         pinned = retention.pinned_steps(self.client, self.path, present)
         for step in retention.to_remove(present, self._keep, self._keep_every, pinned):
             retention.remove(self.client, self.path_of(step))
-
-
-def _hashes(before: Tensor, now: Tensor) -> bool:
-    """Whether the parts that a rank has written now had the same bytes before."""
-    known = {before.box_of(part): part.hash for part in before.parts}
-    return all(known.get(now.box_of(part)) == part.hash for part in now.parts)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -96,14 +96,55 @@ def key_of(staged: StagedFile) -> ContentKey:
     return tuple(sorted(rows))
 
 
-def known_files(manifest: Manifest) -> Mapping[ContentKey, str]:
+def known_files(shards: Sequence[Shard], tensors: Mapping[str, Tensor]) -> Mapping[ContentKey, str]:
     """The shard files of an earlier checkpoint by what they hold."""
     rows: dict[int, list[tuple[str, str, tuple[int, ...], tuple[int, ...], str]]] = {}
-    for name, tensor in manifest.tensors.items():
+    for name, tensor in tensors.items():
         for part in tensor.parts:
             begin, extent = tensor.box_of(part)
             rows.setdefault(part.shard, []).append((name, tensor.dtype, begin, extent, part.hash))
-    return {tuple(sorted(held)): manifest.shards[number].file for number, held in rows.items()}
+    return {tuple(sorted(held)): shards[number].file for number, held in rows.items()}
+
+
+@dataclass(slots=True)
+class Before:
+    """An earlier checkpoint at `path`, whose files can be linked. `shards` and `tensors`: what this rank has
+    stored of it, as a plan that hasn't changed finds all that it stores now; `whole` asks for the manifest,
+    where a file has come to this rank from another."""
+
+    path: str
+    shards: Sequence[Shard]
+    tensors: Mapping[str, Tensor]
+    whole: Callable[[], Manifest]
+    _names: frozenset[str] | None = None
+    _own: Mapping[ContentKey, str] | None = None
+    _all: Mapping[ContentKey, str] | None = None
+
+    def file_of(self, key: ContentKey, name: str) -> str | None:
+        """Which file has that content; `name`: of the file that is to be stored now."""
+        if self._own is None or self._names is None:
+            self._own = known_files(self.shards, self.tensors)
+            self._names = frozenset(shard.file for shard in self.shards)
+        found = self._own.get(key)
+        if found is not None or name in self._names:
+            return found
+        if self._all is None:
+            manifest = self.whole()
+            self._all = known_files(manifest.shards, manifest.tensors)
+        return self._all.get(key)
+
+    def unchanged(self, tensors: Mapping[str, Tensor]) -> frozenset[str]:
+        """The names of those whose parts, as this rank has stored them now, had the same bytes before."""
+        return frozenset(
+            name
+            for name, tensor in tensors.items()
+            if name in self.tensors and _same_parts(self.tensors[name], tensor)
+        )
+
+
+def _same_parts(before: Tensor, now: Tensor) -> bool:
+    known = {before.box_of(part): part.hash for part in before.parts}
+    return all(known.get(now.box_of(part)) == part.hash for part in now.parts)
 
 
 Done = Callable[[BaseException | None], None]

@@ -26,13 +26,6 @@ class RankReport(msgspec.Struct, frozen=True):
     declared: dict[str, tuple[str, tuple[int, ...]]]
 
 
-class RankFailure(msgspec.Struct, frozen=True):
-    """One rank couldn't."""
-
-    rank: int
-    words: str
-
-
 def merge(reports: Sequence[RankReport], step: int | None, where: str) -> Manifest:
     """The manifest of all ranks' parts, the same whoever computes it. InvalidArgument says which tensor
     nobody stored, or which ranks contradict each other."""

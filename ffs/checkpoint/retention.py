@@ -12,7 +12,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ffs.checkpoint import manifest as manifests
-from ffs.checkpoint.commit import hidden_name, step_name, step_of
+from ffs.checkpoint.commit import step_name, step_of
+from ffs.checkpoint.remains import REMOVING, hidden_name
 from ffs.errors import Exists, NotFound
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def remove(client: Client, path: str) -> bool:
     """Takes one checkpoint away: whole at once, for whoever looks. False if a reader holds it. Blocking."""
     where = posixpath.join(path, manifests.FILE_NAME)
     parent, name = posixpath.split(path)
-    going = posixpath.join(parent, hidden_name(name, uuid.uuid4().hex, "removing"))
+    going = posixpath.join(parent, hidden_name(name, uuid.uuid4().hex, REMOVING))
     try:
         with client.open(where, "rb", buffering=0) as file:
             file.flock(fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,14 +14,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ffs.checkpoint.commit import Attempt
+from ffs.checkpoint.commit import Attempt, Published
 from ffs.checkpoint.copying import Copies, give_way
 from ffs.checkpoint.manifest import Manifest
-from ffs.checkpoint.persist import ClusterWriter, Written, hash_parts, key_of, known_files, link
+from ffs.checkpoint.persist import Before, ClusterWriter, Written, hash_parts, key_of, link
 from ffs.checkpoint.report import RankReport
 from ffs.checkpoint.snapshot import StagedFile, StatePlan
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ffs.checkpoint")
 
-_POLL_S: Final = 0.01  # of the first look for other ranks; each takes twice as long as the one before
+_POLL_S: Final = 0.01  # of the first look for other ranks; each is half as long again
+_SLOWER: Final = 1.5
 _LONGEST_POLL_S: Final = 1.0
 _PUMP_S: Final = 0.02
 
@@ -41,11 +42,16 @@ class SaveReport:
     """What a save of this rank has moved. `by_class`: bytes of tensors by the first word of their names, and
     how many of them are links to an earlier checkpoint."""
 
-    manifest: Manifest
+    published: Published
     bytes_written: int
     bytes_linked: int
     by_class: dict[str, tuple[int, int]]
     seconds: float  # from the call of save to the checkpoint being visible
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of all ranks; decoded when it is first asked for."""
+        return self.published.manifest
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +61,8 @@ class Saving:
     attempt: Attempt
     plan: StatePlan
     tree: Any
-    # The path of an earlier checkpoint, and what it holds; asked once, in the background.
-    find_before: Callable[[], tuple[str, Manifest] | None] = lambda: None
+    # An earlier checkpoint; asked once, in the background.
+    find_before: Callable[[], Before | None] = lambda: None
     on_end: Callable[[Saving], None] = lambda saving: None
     replicated: Future[SaveReport] = field(default_factory=Future)
     written: Written = field(default_factory=Written)
@@ -68,7 +74,8 @@ class Saving:
     next_look_s: float = 0.0
     pause_s: float = _POLL_S
     begun: Future[None] | None = None
-    before: tuple[str, Manifest] | None = None  # what find_before found
+    before: Before | None = None  # what find_before found, while it is there
+    looked_before: bool = False
     stored: dict[str, tuple[StagedFile, bool]] = field(default_factory=dict)  # and whether they are links
     under_way: int = 0  # files that are being written
     handed_over: bool = False  # all of them
@@ -126,7 +133,8 @@ class Background:
         self._staged: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
         self._hashed: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
         self._writer: ClusterWriter | None = None
-        self._known: dict[Saving, dict[Any, str]] = {}
+        self._unsaid: list[Saving] = []  # failures that the other ranks couldn't be told yet
+        self._say_again_s = 0.0
         self._threads = [
             threading.Thread(target=self._hash_all, name="ffs-ckpt-hash", daemon=True),
             threading.Thread(target=self._write_all, name="ffs-ckpt-write", daemon=True),
@@ -192,6 +200,9 @@ class Background:
                 for saving in [each for each in waiting if each.next_look_s <= time.monotonic()]:
                     if not saving.under_way and self._look(saving):
                         waiting.remove(saving)
+                if self._unsaid and self._say_again_s <= time.monotonic():
+                    self._say_again()
+            self._say_again()
         finally:
             if self._writer is not None:
                 self._writer.close()
@@ -205,6 +216,8 @@ class Background:
         """(what was hashed last, whether there may be more): at once if something is in flight, else after
         waiting for it until a save must be looked after."""
         pause = 0.0 if self._busy() else _next_look(waiting)
+        if self._unsaid and pause is None:
+            pause = max(0.0, self._say_again_s - time.monotonic())
         if not more:
             time.sleep(pause or 0.0)
             return None, False
@@ -240,23 +253,23 @@ class Background:
             ended(error)
 
     def _link(self, saving: Saving, staged: StagedFile) -> bool:
-        known = self._known.get(saving)
-        if known is None:
-            before = saving.before = saving.find_before()
-            known = self._known[saving] = {} if before is None else dict(known_files(before[1]))
-        file = known.get(key_of(staged))
-        if file is None or saving.before is None:
+        if not saving.looked_before:
+            saving.looked_before = True
+            saving.before = saving.find_before()
+        if saving.before is None:
+            return False
+        file = saving.before.file_of(key_of(staged), staged.plan.file)
+        if file is None:
             return False
         target = posixpath.join(saving.attempt.data, staged.plan.file)
-        if link(self._client, posixpath.join(saving.before[0], file), target):
+        if link(self._client, posixpath.join(saving.before.path, file), target):
             return True
-        known.clear()  # that checkpoint has gone: nothing of it can be linked
+        saving.before = None  # that checkpoint has gone: nothing of it can be linked
         return False
 
     def _report(self, saving: Saving) -> None:
         """Once, when all of its files are stored."""
         saving.reported = True
-        self._known.pop(saving, None)
         try:
             if saving.failure is None:
                 saving.wait_begun()
@@ -269,26 +282,29 @@ class Background:
 
     def _look(self, saving: Saving) -> bool:
         """Whether the save is over, one way or the other."""
-        manifest: Manifest | None = None
+        published: Published | None = None
         if not saving.reported:
             self._report(saving)
         if saving.failure is None:
             try:
-                manifest = saving.attempt.try_publish()
+                published = saving.attempt.try_publish()
             except BaseException as error:
                 saving.failure = error
-        if manifest is None and saving.failure is None:
+        if published is None and saving.failure is None:
             saving.next_look_s = time.monotonic() + saving.pause_s
-            saving.pause_s = min(2 * saving.pause_s, _LONGEST_POLL_S)
+            saving.pause_s = min(_SLOWER * saving.pause_s, _LONGEST_POLL_S)
             return False
         if saving.failure is not None:
             self._give_up(saving, saving.failure)
         else:
-            assert manifest is not None
-            saving.attempt.tidy()
+            assert published is not None
+            if published.here:
+                saving.attempt.tidy()
+            else:
+                saving.attempt.close()
             written = saving.written
             report = SaveReport(
-                manifest,
+                published,
                 written.bytes_written,
                 written.bytes_linked,
                 written.linked_by_class,
@@ -303,13 +319,20 @@ class Background:
 
     def _give_up(self, saving: Saving, error: BaseException) -> None:
         """Nothing of it is visible. A save of one rank takes its remains away; of many, the other ranks must
-        first see the failure, and who collects remains takes them."""
-        if saving.attempt.ranks > 1:
-            saving.attempt.fail(str(error))
-            saving.attempt.close()
-        else:
+        first see the failure, and the last that has seen it takes them."""
+        if saving.begun is not None:
+            wait([saving.begun])
+        if saving.attempt.ranks == 1:
             saving.attempt.tidy()
+        elif not saving.attempt.fail(str(error)):
+            self._unsaid.append(saving)
+        saving.attempt.close()
         saving.replicated.set_exception(error)
+
+    def _say_again(self) -> None:
+        """What other ranks couldn't be told. While this rank lives, they can't know it otherwise."""
+        self._unsaid = [each for each in self._unsaid if not each.attempt.fail(str(each.failure))]
+        self._say_again_s = time.monotonic() + _LONGEST_POLL_S
 
 
 def _next_look(waiting: list[Saving]) -> float | None:

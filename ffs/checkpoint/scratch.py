@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from ffs.checkpoint.commit import step_name, step_of
-from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.persist import ContentKey, key_of, known_files
 from ffs.checkpoint.report import RankReport
 from ffs.errors import Busy, Exists, NoData
@@ -222,7 +221,7 @@ def write_direct(path: str, memory: memoryview, nbytes: int) -> None:
 
 def _files(copy: LocalCopy) -> Mapping[ContentKey, str]:
     """The files of a copy by what they hold."""
-    return known_files(Manifest(copy.report.shards, copy.report.tensors))
+    return known_files(copy.report.shards, copy.report.tensors)
 
 
 def _sync_directory(path: str) -> None:

@@ -44,6 +44,8 @@ def add_commands(commands: Commands) -> None:
     remove = command(verbs, "rm", run_rm, "remove checkpoints that nobody reads")
     remove.add_argument("paths", nargs="+", metavar="PATH")
     remove.add_argument("-f", "--force", action="store_true", help="pinned ones, too")
+    gc = command(verbs, "gc", run_gc, "remove what savers and conversions that died have left")
+    gc.add_argument("paths", nargs="+", metavar="PATH", help="the directory that has the checkpoints")
     pin = command(verbs, "pin", run_pin, "keep checkpoints from retention")
     pin.add_argument("paths", nargs="+", metavar="PATH")
     pin.add_argument("--reason", default="", metavar="WORDS", help="why, for who looks later")
@@ -62,7 +64,7 @@ def add_commands(commands: Commands) -> None:
         help="the format (by default by GOAL's ending, else ffs in the cluster)",
     )
     change.add_argument("--trusted", action="store_true", help="pickles of SOURCE may run code")
-    for parser in (listed, show, check, remove, pin, unpin):
+    for parser in (listed, show, check, remove, gc, pin, unpin):
         literal_option(parser)
     advice = command(verbs, "advise", run_advise, "how often to save", json_option=True)
     advice.add_argument("--stall", type=_seconds, required=True, metavar="TIME", help="of training, a save")
@@ -309,6 +311,19 @@ def run_rm(args: argparse.Namespace) -> int:
                     raise Busy("it is pinned: ffs ckpt unpin first, or rm --force", place.path)
                 if not retention.remove(client, place.path):
                     raise Busy("somebody is reading it: try again later", place.path)
+    return tally.status
+
+
+def run_gc(args: argparse.Namespace) -> int:
+    from ffs.checkpoint.remains import collect_remains
+
+    tally = Tally(args)
+    with remote_operands(args, args.paths, tally) as (client, places):
+        for place in places:
+            with tally.guard():
+                client.listdir(place.path)  # says what isn't there
+                for name in collect_remains(client, place.path):
+                    print(f"removed {shown(posixpath.join(place.path, name))}")
     return tally.status
 
 

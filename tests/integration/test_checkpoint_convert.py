@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,91 @@ def test_what_fails_leaves_nothing_and_replaces_nothing(
         assert run("ckpt", "convert", str(tmp_path / "s.pt"), *to(goal))[0] == 0, goal
         status, _, error = run("ckpt", "convert", str(tmp_path / "s.pt"), *to(goal))
         assert (status, "is there already" in error) == (1, True)
+
+
+KILLED = """
+import os, signal, sys
+import torch
+import ffs
+from ffs.checkpoint import convert as converting
+from ffs.checkpoint.convert import Place, convert
+
+address, source, goal, to = sys.argv[1:]
+original = converting.TorchSource.read
+
+def read(self, name):
+    if name == "b":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, name)
+
+client = ffs.connect(address, session_ttl=1.0)
+converting.TorchSource.read = read
+in_store = goal.startswith("ffs:")
+for kind in to.split(","):  # in a child each: torch is imported once
+    if not os.fork():
+        convert(Place(source), Place(goal.removeprefix("ffs:") + kind, client if in_store else None), kind)
+    _, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, status
+"""
+
+
+def test_what_a_killed_conversion_leaves_is_taken_away_by_the_next(
+    run: Run, client: Client, home: str, address: str, tmp_path: Path
+) -> None:
+    """In every format, here and in the cluster, and it is never taken for a checkpoint."""
+    torch.save({"a": torch.ones(5), "b": torch.ones(6)}, tmp_path / "s.pt")
+    here = tmp_path / "here"
+    here.mkdir()
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    for goal, kinds in ((f"ffs:{home}/", "safetensors,ffs,dcp"), (f"{here}/", "dcp,safetensors")):
+        subprocess.run(
+            [sys.executable, str(script), address, str(tmp_path / "s.pt"), goal, kinds],
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    assert [name[:8] for name in os.listdir(here)] == [".safeten"]  # which has taken the first one's away
+    there = {name[:5] for name in client.listdir(home)}  # a file without a name leaves nothing at all
+    assert {".dcp."} <= there <= {".dcp.", ".ffs."}
+    assert run("ckpt", "ls", home)[1].splitlines()[1:] == []
+    end = time.monotonic() + 30
+    while client.listdir(home):  # until their sessions are over
+        assert time.monotonic() < end, client.listdir(home)
+        status, said, error = run("ckpt", "gc", home)
+        assert (status, error) == (0, "")
+        time.sleep(0.1)
+    assert "removed" in said
+    convert(Place(str(tmp_path / "s.pt")), Place(str(here / "c.safetensors")))
+    assert os.listdir(here) == ["c.safetensors"]
+
+
+def test_a_conversion_that_goes_on_isnt_taken_for_remains(
+    client: Client, home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"a": torch.ones(5)}, tmp_path / "s.pt")
+    places = [
+        Place(str(tmp_path / "there" / "c"), None),
+        Place(str(tmp_path / "there" / "d"), None),
+        Place(f"{home}/c", client),
+        Place(f"{home}/d", client),
+    ]
+    original = converting.TorchSource.read
+    nested = False
+
+    def read(self: Any, name: str) -> torch.Tensor:
+        nonlocal nested
+        if not nested:
+            nested = True
+            convert(Place(str(tmp_path / "s.pt")), inner, "dcp")
+        return original(self, name)
+
+    for outer, inner in (places[:2], places[2:]):  # noqa: B007 - `read` converts to it
+        nested = False
+        with monkeypatch.context() as patched:
+            patched.setattr(converting.TorchSource, "read", read)
+            convert(Place(str(tmp_path / "s.pt")), outer, "dcp")
+    assert sorted(os.listdir(tmp_path / "there")) == ["c", "d"]
+    assert sorted(client.listdir(home)) == ["c", "d"]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x02", b"\xff" * 40, (2).to_bytes(8, "little") + b"[]"])

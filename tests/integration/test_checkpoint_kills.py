@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ffs import checkpoint
-from ffs.checkpoint.commit import is_remains
+from ffs.checkpoint.remains import is_remains
 from ffs.client.client import Client
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ import os, signal, sys
 import numpy as np
 import ffs
 from ffs import checkpoint
+from ffs.client.caller import Caller
 from ffs.client.ior import Ior
-from ffs.client.session import Session
 
 address, home, points = sys.argv[1], sys.argv[2], int(sys.argv[3])
 left = None  # requests until this process dies
@@ -42,7 +42,7 @@ def counted(original):
         return original(self, *args, **options)
     return call
 
-Session.call = counted(Session.call)
+Caller.call = counted(Caller.call)
 Ior.submit = counted(Ior.submit)
 Ior.wait = counted(Ior.wait)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,22 +22,65 @@ def tensor(number: int) -> torch.Tensor:
     return torch.randn(64 + 37 * number, 97, generator=generator)
 
 
+def sample(client: Client, path: str, number: int) -> tuple[int, torch.Tensor]:
+    into = {f"t{number}": torch.zeros_like(tensor(number))}
+    checkpoint.load(client, path, into, strict=False)
+    return number, into[f"t{number}"]
+
+
 def test_eight_workers_get_every_sample_right(client: Client, home: str) -> None:
-    """C18: threads that share a client, each sample a tensor that is loaded by itself, twice. Of processes:
-    test_dataloader.py."""
+    """C18: threads that share a client, each sample a tensor that is loaded by itself, twice."""
     checkpoint.save(client, f"{home}/c", {f"t{n}": tensor(n) for n in range(TENSORS)})
-
-    def sample(number: int) -> tuple[int, torch.Tensor]:
-        into = {f"t{number}": torch.zeros_like(tensor(number))}
-        checkpoint.load(client, f"{home}/c", into, strict=False)
-        return number, into[f"t{number}"]
-
     with ThreadPoolExecutor(8) as workers:
         seen = []
-        for number, value in workers.map(sample, [*range(TENSORS), *range(TENSORS)]):
+        for number, value in workers.map(
+            lambda n: sample(client, f"{home}/c", n), [*range(TENSORS), *range(TENSORS)]
+        ):
             assert torch.equal(value, tensor(number)), number
             seen.append(number)
     assert sorted(seen) == sorted([*range(TENSORS), *range(TENSORS)])
+
+
+class Samples(torch.utils.data.Dataset[tuple[int, int, torch.Tensor]]):
+    """Tensors of one checkpoint; and who has read each."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self.client, self.path = client, path
+
+    def __len__(self) -> int:
+        return 4 * TENSORS
+
+    def __getitem__(self, index: int) -> tuple[int, int, torch.Tensor]:
+        return os.getpid(), *sample(self.client, self.path, index % TENSORS)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 8 worker processes")
+def test_eight_worker_processes_get_every_sample_right(client: Client, home: str) -> None:
+    """C18, with the processes of torch's DataLoader, while this one saves and loads, too: its connections and
+    rings were there before they were forked."""
+    checkpoint.save(client, f"{home}/c", {f"t{n}": tensor(n) for n in range(TENSORS)})
+    assert torch.equal(sample(client, f"{home}/c", 3)[1], tensor(3))
+    loader = torch.utils.data.DataLoader(
+        Samples(client, f"{home}/c"),
+        batch_size=None,
+        num_workers=8,
+        multiprocessing_context="fork",
+        worker_init_fn=_one_thread,
+    )
+    processes, seen = set(), []
+    for turn, (pid, number, value) in enumerate(loader):
+        assert torch.equal(value, tensor(number)), number
+        processes.add(pid)
+        seen.append(number)
+        if turn % TENSORS == 0:
+            checkpoint.save(client, f"{home}/c{turn}", {"t": tensor(turn)})
+            assert torch.equal(checkpoint.load(client, f"{home}/c{turn}")["t"], tensor(turn))
+    assert len(processes) == 8
+    assert sorted(seen) == sorted([*range(TENSORS)] * 4)
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)
 
 
 def test_memory_that_is_lent_is_given_back_and_memory_that_is_given_stays(client: Client, home: str) -> None:
