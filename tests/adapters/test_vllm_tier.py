@@ -296,8 +296,8 @@ def test_k13_stopped_servers_hold_up_no_request(tier: dict[str, Any], stopped: A
     keys = [key_of(n, "stop") for n in range(4)]
     with engine_of(tier) as first:
         first.store(keys)
-    quick = {**tier, "lookup_timeout_s": 0.3, "load_timeout_s": 0.5, "store_timeout_s": 0.5}
-    with engine_of(quick) as second:
+    hasty = {"lookup_timeout_s": 0.3, "load_timeout_s": 0.5, "store_timeout_s": 0.5, "longest_pause_s": 0.5}
+    with engine_of({**tier, **hasty}) as second:
         assert second.prefix([key_of(99)]) == 0  # connected
         with stopped():
             assert second.prefix(keys) == 0

@@ -42,8 +42,9 @@ def stopped(cluster: Supervisor, *names: str) -> Iterator[None]:
             os.kill(pid, signal.SIGSTOP)
         # The signal takes effect when a thread next enters the kernel: only then nothing answers.
         for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
-            while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
-                time.sleep(0.001)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends rather than stops
+                while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+                    time.sleep(0.001)
         yield
     finally:
         for pid in pids:
