@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 from ffs._native.lib import check, ffi, lib
@@ -16,6 +17,7 @@ def backend() -> str:
     return str(ffi.string(lib.ffs_int8_backend()).decode())
 
 
+@functools.lru_cache(maxsize=64)
 def _shape(dtype: int, blocks: int, outer: int, heads: int, inner: int) -> Any:
     shape = ffi.new("ffs_int8_shape*")
     shape.struct_size = ffi.sizeof("ffs_int8_shape")

@@ -2,7 +2,8 @@
 
 A block has keys and values of some layers as 16-bit floats, in this order and contiguous: [2][layers][tokens]
 [heads][head size] (or heads before tokens). Encoded, the keys stand first, unchanged; then a byte for each
-value; then (lowest, step) as float32 of each layer and head; then 28 bytes that say the shape. A value comes
+value; then (lowest, step) as float32 of each layer and head; then 28 bytes that say the shape, at the end of
+a whole number of pages, so that a server reads it straight into an Iov (docs/ring.md, Iov). A value comes
 back to within half a step, a 510th of what its head spans in the block, and the rounding of its format;
 `error_bound` says it exactly. What isn't finite can't be encoded: such a block is stored as it is, and known
 by its length.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ffs.kv.space import Keys, Space
 
 _TRAILER: Final = struct.Struct("<4s4BIIIII")
+_PAGE: Final = 4096
 _DTYPES: Final = {"float16": native.FLOAT16, "bfloat16": native.BFLOAT16}
 _MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7}
 _LEAST_EXPONENT: Final = {"float16": -14, "bfloat16": -126}
@@ -66,6 +68,11 @@ class BlockShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coded_bytes(self) -> int:
+        return -(-self._least_bytes // _PAGE) * _PAGE
+
+    @property
+    def _least_bytes(self) -> int:
+        """Without filling: so long were coded blocks that are there still."""
         return self._before_trailer + _TRAILER.size
 
     @property
@@ -90,6 +97,11 @@ class BlockShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def geometry(self, parts: int = 1) -> Geometry:
         """Of a space of such blocks. InvalidArgument: its blocks can't be coded."""
+        if self.coded_bytes >= self.plain_bytes:  # which is how they are told apart, too
+            raise InvalidArgument(
+                f"a block of this shape has {self.plain_bytes} bytes, {self.coded_bytes} when it is coded:"
+                " give it more tokens or layers, or use a plain space"
+            )
         if parts != 1:
             raise InvalidArgument(
                 f"coded blocks aren't cut, and the space has {parts} parts: give blocks fewer tokens or"
@@ -139,8 +151,10 @@ class BlockShape(msgspec.Struct, frozen=True, kw_only=True):
         return (self.layers, 1, self.heads, self.tokens * self.head_size)
 
 
-def _bytes_of(block: Any, size: int, *, writable: bool) -> npt.NDArray[np.uint8]:
-    """The memory of a block: a buffer, a numpy array or a CPU tensor of any 16-bit dtype."""
+def _bytes_of(block: Any, size: int | tuple[int, int], *, writable: bool) -> npt.NDArray[np.uint8]:
+    """The memory of a block: a buffer, a numpy array or a CPU tensor of any 16-bit dtype. `size`: or sizes
+    that it may have."""
+    sizes = size if isinstance(size, tuple) else (size,)
     if hasattr(block, "untyped_storage"):
         import torch
 
@@ -151,8 +165,8 @@ def _bytes_of(block: Any, size: int, *, writable: bool) -> npt.NDArray[np.uint8]
         view = memoryview(block).cast("B")
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"a block is contiguous memory ({error})") from error
-    if len(view) != size:
-        raise InvalidArgument(f"a block of this shape has {size} bytes, not {len(view)}")
+    if len(view) not in sizes:
+        raise InvalidArgument(f"a block of this shape has {sizes[0]} bytes, not {len(view)}")
     if writable and view.readonly:
         raise InvalidArgument("a block to decode into can be written")
     return np.frombuffer(view, dtype=np.uint8)
@@ -166,7 +180,8 @@ def encode(shape: BlockShape, block: Any, out: Any) -> None:
     n = shape.values
     end = shape._before_trailer
     coded[: 2 * n] = given[: 2 * n]
-    coded[end:] = np.frombuffer(shape._trailer, dtype=np.uint8)
+    coded[end : -_TRAILER.size] = 0
+    coded[-_TRAILER.size :] = np.frombuffer(shape._trailer, dtype=np.uint8)
     native.encode(
         given[2 * n :], coded[2 * n : 3 * n], coded[3 * n : end], _DTYPES[shape.dtype], shape._native
     )
@@ -175,10 +190,10 @@ def encode(shape: BlockShape, block: Any, out: Any) -> None:
 def decode(shape: BlockShape, coded: Any, out: Any) -> None:
     """What `encode` made, back into `out`. InvalidArgument: it is no block of this shape. Any thread,
     without the GIL."""
-    given = _bytes_of(coded, shape.coded_bytes, writable=False)
+    given = _bytes_of(coded, (shape.coded_bytes, shape._least_bytes), writable=False)
     block = _bytes_of(out, shape.plain_bytes, writable=True)
     n, end = shape.values, shape._before_trailer
-    if given[end:].tobytes() != shape._trailer:
+    if given[-_TRAILER.size :].tobytes() != shape._trailer:
         raise InvalidArgument(f"the block wasn't coded with this shape: {shape}")
     block[: 2 * n] = given[: 2 * n]
     native.decode(
@@ -322,7 +337,7 @@ def bench_rows(shape: BlockShape | None = None, seconds: float = 0.5) -> Iterato
             dtype=dtype,
             backend=native.backend(),
             ratio=used.ratio,
-            values_ratio=2 * used.values / (used.coded_bytes - 2 * used.values),
+            values_ratio=2 * used.values / (used._before_trailer - 2 * used.values),
             encode_gb_s=used.plain_bytes / encode_s / 1e9,
             decode_gb_s=used.plain_bytes / decode_s / 1e9,
             copy_gb_s=used.plain_bytes / copy_s / 1e9,

@@ -68,7 +68,38 @@ def test_the_bound_is_not_loose() -> None:
 def test_sizes() -> None:
     shape = BlockShape(layers=32, tokens=16, heads=8, head_size=128)
     assert shape.plain_bytes == 2 * 32 * 16 * 8 * 128 * 2
-    assert shape.ratio == pytest.approx(4 / 3, rel=0.002)
+    assert shape.ratio == pytest.approx(4 / 3, rel=0.003)
+    assert shape.coded_bytes % 4096 == 0  # what servers read straight into an Iov
+
+
+def test_coded_blocks_of_before_are_read() -> None:
+    """They weren't filled up to whole pages."""
+    shape = BlockShape(layers=2, tokens=16, heads=4, head_size=64, dtype="float16")
+    block = block_of(shape)
+    coded, back = np.full(shape.coded_bytes, 7, dtype=np.uint8), torch.empty_like(block)
+    int8.encode(shape, block, coded)
+    used = 3 * shape.values + 8 * shape.layers * shape.heads
+    filling = coded[used:-28]
+    assert len(filling) > 0
+    assert not filling.any()
+    int8.decode(shape, np.concatenate([coded[:used], coded[-28:]]), back)
+    assert 0 < int8.worst_of_bound(shape, block, back) <= 1
+    for wrong in (coded[:-1], coded[:-28], np.concatenate([coded, coded[:4096]])):
+        with pytest.raises(InvalidArgument, match="has 28672 bytes"):
+            int8.decode(shape, wrong, back)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # Coded to 144 bytes, as many as it has plain: nobody could tell one from the other.
+        {"layers": 1, "tokens": 1, "heads": 1, "head_size": 36},
+        {"layers": 1, "tokens": 16, "heads": 1, "head_size": 64},  # 4096, and a page when it is coded
+    ],
+)
+def test_what_does_not_become_smaller_has_no_space(fields: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument, match="use a plain space"):
+        BlockShape(**fields).geometry()
 
 
 def test_heads_do_not_widen_each_other() -> None:
