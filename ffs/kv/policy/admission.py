@@ -48,9 +48,10 @@ class Sketch:
         mask = self._mask
         first, second, third, fourth = _WORDS.unpack_from(key)
         rows = self._rows
-        return min(
+        least: int = min(
             rows[0][first & mask], rows[1][second & mask], rows[2][third & mask], rows[3][fourth & mask]
         )
+        return least
 
 
 class ScanGuard:
