@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from ffs.errors import InvalidArgument
+from ffs.kv.tally import copied
 
 _KEEP: Final = 0.9  # of what was believed, when another measurement comes
 _LOOK_AGAIN: Final = 64  # decisions to compute, then one loads to see what loading costs now
@@ -121,7 +122,7 @@ class CostModel:
 
     def now(self) -> CostCounts:
         """A copy of the counts."""
-        return replace(self.counts)
+        return copied(self.counts)
 
     def judge(self, decision: Decision, took_s: float) -> bool:
         """What was decided took so long: whether the other would have taken longer, as it was expected."""

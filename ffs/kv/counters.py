@@ -3,13 +3,11 @@ Figures."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, field, fields
-
-import numpy as np
+from dataclasses import dataclass
 
 from ffs._native.ring import RingStats
 from ffs.kv.results import Results, Status
+from ffs.kv.tally import Tally
 
 
 @dataclass(slots=True)
@@ -49,52 +47,40 @@ class SpaceStats:
         return self.counts.get_hits / asked if asked else 0.0
 
 
-@dataclass(slots=True)
 class Counters:
-    """Counts, by any number of threads."""
+    """Counts calls, by any number of threads."""
 
-    _counts: Counts = field(default_factory=Counts)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._tally = Tally(Counts())
 
     def got(self, results: Results) -> None:
-        hits, misses, errors = _count(results, Status.HIT)
-        with self._lock:
-            self._counts.get_hits += hits
-            self._counts.get_misses += misses
-            self._counts.get_errors += errors
-            self._counts.get_bytes += int(results.lengths.sum())
+        count = results.count()
+        self._tally.add(
+            get_hits=count.hits,
+            get_misses=count.misses,
+            get_errors=count.errors,
+            get_bytes=int(results.lengths.sum()),
+        )
 
     def put(self, results: Results) -> None:
-        stored, _, errors = _count(results, Status.STORED)
-        whole = stored == len(results)
+        count = results.count()
+        whole = count.stored == len(results)
         lengths = results.lengths if whole else results.lengths[results.status == Status.STORED]
-        with self._lock:
-            self._counts.put_stored += stored
-            self._counts.put_hits += len(results) - stored - errors
-            self._counts.put_errors += errors
-            self._counts.put_bytes += int(lengths.sum())
+        self._tally.add(
+            put_stored=count.stored,
+            put_hits=count.hits,
+            put_errors=count.errors,
+            put_bytes=int(lengths.sum()),
+        )
 
     def looked(self, results: Results) -> None:
-        hits, misses, errors = _count(results, Status.HIT)
-        with self._lock:
-            self._counts.exists_hits += hits
-            self._counts.exists_misses += misses
-            self._counts.exists_errors += errors
+        count = results.count()
+        self._tally.add(exists_hits=count.hits, exists_misses=count.misses, exists_errors=count.errors)
 
     def removed(self, results: Results) -> None:
-        with self._lock:
-            self._counts.deleted += len(results) - len(results.errors)
-            self._counts.delete_errors += len(results.errors)
+        count = results.count()
+        self._tally.add(deleted=len(results) - count.errors, delete_errors=count.errors)
 
     def now(self) -> Counts:
         """A copy."""
-        with self._lock:
-            return Counts(*(getattr(self._counts, each.name) for each in fields(Counts)))
-
-
-def _count(results: Results, good: Status) -> tuple[int, int, int]:
-    """How many are good, misses, errors."""
-    errors = len(results.errors)
-    hits = int(np.count_nonzero(results.status == good))
-    misses = 0 if hits + errors == len(results) else int(np.count_nonzero(results.status == Status.MISS))
-    return hits, misses, errors
+        return self._tally.now()

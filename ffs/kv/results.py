@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,15 @@ class Status(enum.IntEnum):
     """put: new, and held durably by every replica."""
     ERROR = 3
     """No answer; `Results.errors` says why."""
+
+
+class Count(NamedTuple):
+    """Blocks of a call, by what became of them, in the order of Status."""
+
+    misses: int
+    hits: int
+    stored: int
+    errors: int
 
 
 class Results:
@@ -50,8 +60,14 @@ class Results:
         return Status(int(self.status[position]))
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{s.name.lower()}={int((self.status == s).sum())}" for s in Status)
+        counts = ", ".join(
+            f"{s.name.lower()}={number}" for s, number in zip(Status, self.count(), strict=True)
+        )
         return f"<Results {counts}>"
+
+    def count(self) -> Count:
+        """How many blocks have which status."""
+        return Count(*np.bincount(self.status, minlength=len(Status)).tolist())
 
     @property
     def hits(self) -> npt.NDArray[np.bool_]:

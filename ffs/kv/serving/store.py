@@ -20,6 +20,7 @@ from ffs.errors import FfsError, InvalidArgument, NoSpace, QuotaExceeded, TagMis
 from ffs.kv.blocks import SharedBlocks
 from ffs.kv.results import Results, Status
 from ffs.kv.serving.breaker import Breaker, State
+from ffs.kv.tally import Tally
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -91,7 +92,7 @@ class BlockStore:
     def __init__(self, settings: Settings, opened: Callable[[], Space] | None = None) -> None:
         self.settings = settings
         self.breaker = Breaker(settings.failures, settings.pause_s, settings.longest_pause_s)
-        self.counts = Counts()
+        self._tally = Tally(Counts())
         self._opened = opened
         self._lock = threading.Lock()
         self._connecting = threading.Lock()
@@ -108,7 +109,7 @@ class BlockStore:
             len(keys), lambda space: space.exists_many(keys, timeout_s=self.settings.lookup_timeout_s)
         )
         found = _hits(results, len(keys))
-        self._count(looked=len(keys), found=int(found.sum()))
+        self._tally.add(looked=len(keys), found=int(found.sum()))
         return found
 
     def load(self, keys: Keys, blocks: SharedBlocks, *, unsure: bool = False) -> Flags:
@@ -133,10 +134,10 @@ class BlockStore:
         doubtful = np.flatnonzero(done == Status.ERROR)
         left_s = began + self.settings.load_timeout_s - time.monotonic()
         if doubtful.size and left_s > 0.05 and self.breaker.state is State.CLOSED:
-            self._count(retried=int(doubtful.size))
+            self._tally.add(retried=int(doubtful.size))
             done[doubtful] = self._load_once(keys[doubtful], _part(blocks, doubtful), left_s)
         whole: Flags = done == Status.HIT
-        self._count(loaded=int(whole.sum()), missed=int((done == Status.MISS).sum()))
+        self._tally.add(loaded=int(whole.sum()), missed=int((done == Status.MISS).sum()))
         return whole
 
     def _load_once(self, keys: Keys, blocks: SharedBlocks, timeout_s: float) -> npt.NDArray[np.uint8]:
@@ -155,11 +156,10 @@ class BlockStore:
         results = self._call(
             len(keys), lambda space: space.put_many(keys, blocks, timeout_s=self.settings.store_timeout_s)
         )
-        done = _hits(results, len(keys))
         if results is not None:
-            stored = int((results.status == Status.STORED).sum())
-            self._count(stored=stored, there=int(done.sum()) - stored)
-        return done
+            count = results.count()
+            self._tally.add(stored=count.stored, there=count.hits)
+        return _hits(results, len(keys))
 
     def delete(self, keys: Keys) -> Flags:
         """Takes blocks away: True, gone."""
@@ -180,8 +180,12 @@ class BlockStore:
 
     def figures(self) -> dict[str, int | str]:
         """Counts and the state of the breaker, for an engine's statistics."""
-        with self._lock:
-            return {**asdict(self.counts), "breaker": self.breaker.state.value, "opened": self.breaker.opened}
+        return {**asdict(self.counts), "breaker": self.breaker.state.value, "opened": self.breaker.opened}
+
+    @property
+    def counts(self) -> Counts:
+        """A copy."""
+        return self._tally.now()
 
     def close(self) -> None:
         """No call may be under way. Repeatable."""
@@ -201,7 +205,7 @@ class BlockStore:
         if not count:
             return None
         if self._closed or not self.breaker.allow():
-            self._count(refused=count)
+            self._tally.add(refused=count)
             return None
         try:
             results = ask(self._open())
@@ -222,7 +226,7 @@ class BlockStore:
             self.breaker.succeeded()
         if results.errors:
             self._tell(next(iter(results.errors.values())), len(results.errors))
-        self._count(calls=1)
+        self._tally.add(calls=1)
         return results
 
     def _open(self) -> Space:
@@ -253,14 +257,9 @@ class BlockStore:
             exist_ok=True,
         )
 
-    def _count(self, **more: int) -> None:
-        with self._lock:
-            for name, number in more.items():
-                setattr(self.counts, name, getattr(self.counts, name) + number)
-
     def _tell(self, error: FfsError, count: int) -> None:
         """Counted always, logged now and then: a cluster that is down would fill the log."""
-        self._count(failed=count)
+        self._tally.add(failed=count)
         now = time.monotonic()
         with self._lock:
             if now - self._said_s < _SAY_AGAIN_S:

@@ -4,7 +4,6 @@ half of the tier manager's state machine (machine.py). Pure.
 
 from __future__ import annotations
 
-import copy
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Final
 
 from ffs.kv.policy import Marks, Pins, Residency, ScanGuard, make_order
 from ffs.kv.policy.residency import State
+from ffs.kv.tally import copied
 from ffs.kv.tiers.pace import Breaker, Window
 from ffs.kv.tiers.words import Counts, Job, Settings, Share, Tier, Wish
 
@@ -120,7 +120,7 @@ class Below:
 
     def counts_now(self) -> Counts:
         """A copy."""
-        return copy.deepcopy(self.counts)
+        return copied(self.counts)
 
     def idle(self) -> bool:
         """Nothing moves, and nothing is to be moved (what a resting store should remove can wait)."""
