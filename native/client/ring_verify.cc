@@ -26,7 +26,9 @@ void Ring::finish_read(Link& link, uint32_t index) {
 // can send now that the server has room: a device that has given all it was asked for stands still until
 // then.
 void Ring::note_arrival(Link& link, uint32_t index) {
-  if (link.granule_crcs.empty() || !client_->options().checksums) return finish_read(link, index);
+  // A second try isn't kept: the request may end without it before the pass does.
+  const bool later = !link.granule_crcs.empty() && client_->options().checksums && !slots_[index].is_hedge();
+  if (!later) return finish_read(link, index);
   note_latency(link, slots_[index]);
   detach(index);
   slots_[index].state = SlotState::kArrived;
