@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <thread>
 #include <vector>
+
+#include "base/threads.h"
 
 namespace ffs {
 
@@ -72,7 +73,11 @@ void copy_many(const CopyPiece* pieces, size_t count, unsigned threads) {
   const size_t helpers = std::min<size_t>(threads, slices.size()) - 1;
   std::vector<std::thread> others;
   others.reserve(helpers);
-  for (size_t i = 0; i < helpers; i++) others.emplace_back(work);
+  while (others.size() < helpers) {
+    auto other = start_thread(work);
+    if (!other.ok()) break;  // those that there are do all of it
+    others.push_back(std::move(*other));
+  }
   work();
   for (std::thread& other : others) other.join();
 }

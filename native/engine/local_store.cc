@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/threads.h"
 
 namespace ffs::engine {
 
@@ -81,7 +82,8 @@ Result<std::unique_ptr<LocalStore>> LocalStore::open(const LocalOptions& options
   std::condition_variable up;
   {
     std::unique_lock lock(self->mutex_);
-    self->thread_ = std::thread([&, raw = self.get()] { raw->serve(options, &up, &status, &is_up, why); });
+    FFS_TRY(self->thread_,
+            start_thread([&, raw = self.get()] { raw->serve(options, &up, &status, &is_up, why); }));
     up.wait(lock, [&] { return is_up; });
   }
   if (!status.ok()) return status.error();

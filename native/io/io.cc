@@ -13,9 +13,9 @@
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
+#include "base/threads.h"
 #include "io/null_io.h"
 #include "io/pread_io.h"
 #include "io/uring_io.h"
@@ -253,25 +253,23 @@ void Io::offload(Offload* offload) {
 // False: no thread is to be had, by a limit of processes or of memory. The next offload tries again.
 bool Io::start_helper() {
   Shared* shared = shared_.get();
-  try {
-    shared->helper = std::thread([this, shared] {
-      for (;;) {
-        Offload* work;
-        {
-          std::unique_lock held(shared->mutex);
-          shared->work_arrived.wait(held, [&] { return shared->stopping || shared->work_head != nullptr; });
-          work = shared->work_head;
-          if (work == nullptr) return;
-          shared->work_head = work->next;
-          if (shared->work_head == nullptr) shared->work_tail = nullptr;
-        }
-        work->op.result = work->work(work);
-        hand_back(&work->op);
+  auto helper = start_thread([this, shared] {
+    for (;;) {
+      Offload* work;
+      {
+        std::unique_lock held(shared->mutex);
+        shared->work_arrived.wait(held, [&] { return shared->stopping || shared->work_head != nullptr; });
+        work = shared->work_head;
+        if (work == nullptr) return;
+        shared->work_head = work->next;
+        if (shared->work_head == nullptr) shared->work_tail = nullptr;
       }
-    });
-  } catch (const std::system_error&) {
-    return false;
-  }
+      work->op.result = work->work(work);
+      hand_back(&work->op);
+    }
+  });
+  if (!helper.ok()) return false;
+  shared->helper = std::move(*helper);
   return true;
 }
 

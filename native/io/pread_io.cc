@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/threads.h"
+
 namespace ffs::io {
 
 static_assert(POLLIN == EPOLLIN && POLLOUT == EPOLLOUT && POLLERR == EPOLLERR && POLLHUP == EPOLLHUP);
@@ -75,7 +77,8 @@ Result<std::unique_ptr<PreadIo>> PreadIo::create(const Options& options) {
   io->fds_.assign(options.max_files, -1);
   io->workers_ = {new Workers{io.get(), {}, {}, nullptr, nullptr, false, {}}, [](Workers* w) { delete w; }};
   for (uint32_t i = 0; i < options.pread_threads; i++) {
-    io->workers_->threads.emplace_back([workers = io->workers_.get()] { workers->run(); });
+    FFS_TRY(auto thread, start_thread([workers = io->workers_.get()] { workers->run(); }));
+    io->workers_->threads.push_back(std::move(thread));
   }
   return io;
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/threads.h"
 #include "server/log.h"
 #include "server/store_view.h"
 
@@ -37,7 +38,12 @@ uint64_t clock_us() {
 
 std::unique_ptr<Shard> Shard::open(const ShardConfig& config, Failure* failure) {
   std::unique_ptr<Shard> shard(new Shard(config));
-  shard->thread_ = std::thread([raw = shard.get()] { raw->main(); });
+  auto thread = start_thread([raw = shard.get()] { raw->main(); });
+  if (!thread.ok()) {
+    *failure = {thread.error().code, std::string("shard: ") + thread.error().what};
+    return nullptr;
+  }
+  shard->thread_ = std::move(*thread);
   {
     std::unique_lock lock(shard->mutex_);
     shard->changed_.wait(lock, [&] { return shard->opened_ || shard->failure_.code != 0; });

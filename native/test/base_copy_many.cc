@@ -5,6 +5,7 @@
 
 #include "base/copy_many.h"
 #include "doctest/doctest.h"
+#include "no_threads.h"
 
 namespace ffs {
 namespace {
@@ -52,6 +53,11 @@ TEST_CASE("copy_many: thousands of small pieces share slices") {
   for (int i = 0; i < 3000; i++) sizes.push_back(random() % 9000);
   check(sizes, 1);
   check(sizes, 3);
+}
+
+TEST_CASE("copy_many: where no thread can be started the caller's does all of it") {
+  const NoThreads none;
+  check({9u << 20, 5, 7u << 20}, 4);
 }
 
 }  // namespace ffs

@@ -11,6 +11,7 @@
 
 #include "doctest/doctest.h"
 #include "engine/local_store.h"
+#include "no_threads.h"
 
 using namespace ffs;
 using namespace ffs::engine;
@@ -88,6 +89,22 @@ int32_t one(LocalStore& store, LocalEntry entry) {
 }  // namespace
 
 TEST_SUITE("engine_file") {
+  TEST_CASE("a local store that gets no thread says so") {
+    TempFile file;
+    LocalOptions options;
+    options.path = file.path;
+    options.size_bytes = 256u << 20;
+    options.max_chunks = 1024;
+    options.sparse = true;
+    {
+      const NoThreads none;
+      const auto store = LocalStore::open(options);
+      REQUIRE(!store.ok());
+      CHECK(store.error().code == EAGAIN);
+    }
+    CHECK(LocalStore::open(options).ok());
+  }
+
   TEST_CASE("a local store gives back what was put, whole or not at all, also after a restart") {
     TempFile file;
     Aligned memory(4 * kBlock);
