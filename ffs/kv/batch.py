@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,8 +92,18 @@ def _bytes_of(rows: Completions) -> npt.NDArray[np.uint8]:
     return rows.view(np.uint8).reshape(len(rows), CQE_DTYPE.itemsize)
 
 
+def _end_of(entries: npt.NDArray[np.void]) -> float:
+    """When the call is to be over: a request's time counts from when it is sent, and not all fit at once."""
+    return time.monotonic() + (int(entries["timeout_ms"][0]) / 1000 if len(entries) else 0)
+
+
+def _shorten(entries: npt.NDArray[np.void], until_s: float) -> None:
+    entries["timeout_ms"] = max(1, int((until_s - time.monotonic()) * 1000))
+
+
 class Batch:
-    """Sends entries whose `userdata` is their position, and hands out completions by position."""
+    """Sends entries whose `userdata` is their position, and hands out completions by position. All of a call
+    have the same `timeout_ms`, which is that of the call."""
 
     def __init__(self, kv_ring: KvRing, upkeep: BackgroundUpkeep) -> None:
         self._kv = kv_ring
@@ -114,9 +125,12 @@ class Batch:
         if count == 1:
             return self._run_one(entries)
         out = np.zeros(count, dtype=CQE_DTYPE)
+        until_s = _end_of(entries)
         sent = done = 0
         while done < count:
             if sent < count:
+                if sent:
+                    _shorten(entries[sent:], until_s)
                 sent += self._kv.ring.prepare(entries[sent:])
             # With more to send, it goes on as soon as a part of the ring is free.
             done += len(self._positions(out, _PART if sent < count else count - done))
@@ -142,6 +156,7 @@ class Batch:
         memory = np.frombuffer(staging.buffer(), dtype=np.uint8)
         out = np.zeros(len(entries), dtype=CQE_DTYPE)
         place_of = np.zeros(len(entries), dtype=np.int64)
+        until_s = _end_of(entries)
         free = list(range(places))
         sent = done = 0
         try:
@@ -157,6 +172,8 @@ class Batch:
                         )
                     sent += 1
                 if sent > begin:
+                    if begin:
+                        _shorten(entries[begin:sent], until_s)
                     entries["iov"][begin:sent] = staging.handle
                     entries["iov_offset"][begin:sent] = place_of[begin:sent] * stride
                     self._prepare_all(entries[begin:sent])

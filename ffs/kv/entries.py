@@ -30,10 +30,8 @@ assert [Status.MISS, Status.HIT, Status.STORED, Status.ERROR] == [0, 1, 2, 3]
 Entries = npt.NDArray[np.void]
 
 
-def timeout_ms(timeout_s: float | None) -> int:
-    """For an entry; None: the client's default. InvalidArgument."""
-    if timeout_s is None:
-        return 0
+def timeout_ms(timeout_s: float) -> int:
+    """For an entry. InvalidArgument."""
     if not 0 < timeout_s < 4_000_000:
         raise InvalidArgument(f"timeout_s is {timeout_s}: give seconds above 0")
     return max(1, round(timeout_s * 1000))

@@ -177,6 +177,11 @@ class Handle:
         return self._live().native
 
     @property
+    def request_timeout_s(self) -> float:
+        """What a call has where nothing else is said."""
+        return self._client.core.options.request_timeout_s
+
+    @property
     def capability(self) -> int:
         """Native's id of the capability. Opens the space again if need be."""
         self._live()

@@ -11,6 +11,7 @@ import contextlib
 import os
 import posixpath
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -54,12 +55,14 @@ class Space:
     A child of fork opens it again by itself on first use.
 
     `timeout_s`, of a call or else of the space: every block of the call has its answer by then, if only an
-    error (DeadlineExceeded, OutcomeUnknown, or why the last try failed); None: 30 s.
+    error (DeadlineExceeded, OutcomeUnknown, or why the last try failed); None: the client's
+    `request_timeout`, 30 s.
     """
 
     def __init__(self, handle: Handle, timeout_s: float | None = None) -> None:
         """For `create` and `open`."""
-        requests.timeout_ms(timeout_s)
+        if timeout_s is not None:
+            requests.timeout_ms(timeout_s)
         self._handle = handle
         self._lock = threading.Lock()
         self._closed = False
@@ -116,7 +119,8 @@ class Space:
         Bounds(
             quota_bytes=quota_bytes or 0, ttl_s=ttl_s or 0
         )  # refuses what can't be, before a directory is made
-        requests.timeout_ms(timeout_s)
+        if timeout_s is not None:
+            requests.timeout_ms(timeout_s)
         if replicas is not None and table is not None:
             raise InvalidArgument("give replicas or a table, which has its number of replicas, not both")
         client.makedirs(posixpath.dirname(path), exist_ok=True)
@@ -220,6 +224,7 @@ class Space:
         stored or not; putting it again is safe. Raises only for arguments that don't fit.
         """
         hashes = key_array(keys)
+        until_s = self._until_s(timeout_s)
         blocks = look_at(values, len(hashes), self.block_bytes, writable=False)
         if self.parts > 1 and (blocks.lengths != self.block_bytes).any():
             raise InvalidArgument(
@@ -229,7 +234,7 @@ class Space:
         results = self._store(OP_CREATE, hashes, blocks, SQE_PIN if pin else 0, timeout_s)
         self._counters.put(results)
         if pin and (there := np.flatnonzero(results.status == Status.HIT)).size:
-            return _overlay(results, there, self._mark(hashes[there], SQE_PIN, timeout_s))
+            return _overlay(results, there, self._mark(hashes[there], SQE_PIN, until_s))
         return results
 
     def get_many(
@@ -291,11 +296,11 @@ class Space:
         other. They count against the quota: of pinned blocks alone a chain's share can be full. Each block is
         read and written once again here, so pin what is worth it. Raises only for arguments that don't
         fit."""
-        return self._mark(key_array(keys), SQE_PIN, timeout_s)
+        return self._mark(key_array(keys), SQE_PIN, self._until_s(timeout_s))
 
     def unpin(self, keys: Keys, *, timeout_s: float | None = None) -> Results:
         """Undoes `pin`, in the same way."""
-        return self._mark(key_array(keys), 0, timeout_s)
+        return self._mark(key_array(keys), 0, self._until_s(timeout_s))
 
     def purge(self, *, timeout_s: float | None = None) -> int:
         """Takes away every block that is there when this begins; how many chunks that were. Blocking.
@@ -313,7 +318,14 @@ class Space:
     # --- inside ---------------------------------------------------------------------------------
 
     def _timeout(self, timeout_s: float | None) -> int:
-        return requests.timeout_ms(self.timeout_s if timeout_s is None else timeout_s)
+        """In milliseconds."""
+        if timeout_s is None:
+            timeout_s = self.timeout_s
+        return requests.timeout_ms(self._handle.request_timeout_s if timeout_s is None else timeout_s)
+
+    def _until_s(self, timeout_s: float | None) -> float:
+        """When a call that begins now is over, of time.monotonic()."""
+        return time.monotonic() + self._timeout(timeout_s) / 1000
 
     def _entries(
         self, operation: int, hashes: npt.NDArray[np.uint8], timeout_s: float | None
@@ -358,8 +370,9 @@ class Space:
         done = self._run(entries, blocks, writing=True)
         return requests.of_puts(done, blocks.lengths, len(self._whole), self._handle)
 
-    def _mark(self, hashes: npt.NDArray[np.uint8], flags: int, timeout_s: float | None) -> Results:
-        """Content doesn't change under a key, so a block may be written once again at any time."""
+    def _mark(self, hashes: npt.NDArray[np.uint8], flags: int, until_s: float) -> Results:
+        """Content doesn't change under a key, so a block may be written once again at any time. `until_s`: of
+        time.monotonic(), when all of it is over."""
         status = np.full(len(hashes), Status.MISS, dtype=np.uint8)
         lengths = np.zeros(len(hashes), dtype=np.int64)
         errors: dict[int, FfsError] = {}
@@ -369,7 +382,7 @@ class Space:
             with self._ring() as kv_ring:
                 staging = kv_ring.reserve(len(some) * self.block_bytes)
                 places = Places(staging, np.arange(len(some)) * self.block_bytes)
-                found = self._get(some, places, 0, None, timeout_s)
+                found = self._get(some, places, 0, None, _left_s(until_s))
                 there = np.flatnonzero(found.hits)
                 blocks = look_at(
                     Places(staging, places.offsets[there], found.lengths[there]),
@@ -377,7 +390,7 @@ class Space:
                     self.block_bytes,
                     writable=False,
                 )
-                stored = self._store(OP_REPLACE, some[there], blocks, flags, timeout_s)
+                stored = self._store(OP_REPLACE, some[there], blocks, flags, _left_s(until_s))
             stored = Results(np.where(stored.hits, Status.HIT, stored.status), stored.lengths, stored.errors)
             part = _overlay(found, there, stored)
             status[begin : begin + len(some)] = part.status
@@ -420,6 +433,11 @@ class Space:
             if self._pid != os.getpid():
                 self._counters, self._pid = Counters(), os.getpid()
             return self._rings
+
+
+def _left_s(until_s: float) -> float:
+    """A moment at least: what has none is still asked for, and says why it failed."""
+    return max(0.001, until_s - time.monotonic())
 
 
 def _overlay(whole: Results, places: npt.NDArray[np.intp], part: Results) -> Results:

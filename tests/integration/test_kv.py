@@ -3,17 +3,21 @@ test_kv_faults.py."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from kv_blocks import BLOCK, keys_of, payload, statuses
 
 import ffs
+import ffs.kv.space as space_module
 from ffs import errors, kv
 from ffs._native.ring import OP_REMOVE
 from ffs.client.client import Client
@@ -209,6 +213,25 @@ def test_deleted_blocks_are_gone_and_may_come_again(space: Space) -> None:
     counts = space.stats().counts
     assert (counts.put_stored, counts.put_hits, counts.deleted) == (15, 5, 10)
     assert counts.put_bytes == 15 * BLOCK
+
+
+def test_a_pin_of_many_blocks_has_one_time(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are pinned a batch after another."""
+    keys = keys_of(8)
+    space.put(keys, [payload(key) for key in keys]).raise_errors()
+    monkeypatch.setattr(space_module, "_PIN_BYTES", 2 * BLOCK)
+    seconds = itertools.count()  # one goes by whenever somebody looks
+    monkeypatch.setattr(space_module, "time", types.SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    asked: list[float | None] = []
+    entries = space._entries
+
+    def noted(operation: int, hashes: Any, timeout_s: float | None) -> Any:
+        asked.append(timeout_s)
+        return entries(operation, hashes, timeout_s)
+
+    monkeypatch.setattr(space, "_entries", noted)
+    assert statuses(space.pin(keys, timeout_s=60)) == [Status.HIT] * 8
+    assert asked == [59, 58, 57, 56, 55, 54, 53, 52]  # a read and a write for each two
 
 
 def test_a_purge_empties_one_space(client: Client, home: str, space: Space) -> None:
