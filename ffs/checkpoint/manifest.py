@@ -20,7 +20,7 @@ VERSION = 1
 HASH = "blake3"
 
 
-class Shard(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """One safetensors file of the checkpoint. `bytes` is its whole length. `linked`: it is the file of an
     earlier checkpoint under a further name."""
 
@@ -29,7 +29,7 @@ class Shard(msgspec.Struct, frozen=True):
     linked: bool = False
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A box of a tensor. `offset` is in bytes from the start of the file `shards[shard]`; `hash` is the
     BLAKE3 of its bytes as 64 hex digits. `begin` and `extent`, in elements along each dimension, are absent
     where the part is the whole tensor."""
@@ -42,7 +42,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     extent: tuple[int, ...] | None = None
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class Tensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor, its whole shape, and where its parts are; `framework` is where it came from."""
 
     dtype: str

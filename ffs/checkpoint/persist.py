@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 PRIORITY: Final = 200  # of writes: training reads go first
 ENTRIES: Final = 64
-_NAMES_AT_ONCE: Final = 16  # transactions of names: they share the flushes of the metadata service
+_BATCHES: Final = 2  # transactions of names under way, to open files and as many to close them
+_BATCH_FILES: Final = 16
 _LOOK_S: Final = 0.002
 _SHARED_BYTES: Final = 1 << 20  # below, a second thread costs more than it brings
 
@@ -152,60 +153,59 @@ Done = Callable[[BaseException | None], None]
 
 @dataclass(slots=True, eq=False)
 class _Going:
-    """A file on its way: `opening`, then its pieces from `waiting` into the ring, then `closing`."""
+    """A file on its way: it is opened, then its pieces go from `waiting` into the ring, then it is closed."""
 
     staged: StagedFile
+    path: str
     done: Done
-    opening: Future[File]
+    file: File | None = None
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight: int = 0
-    closing: Future[None] | None = None
     failure: BaseException | None = None
 
 
 class ClusterWriter:
-    """Writes files from the pool's memory through one ring, many at once: a file comes into being, and gets
-    its length, by durable transactions of the metadata service, which take as long as a MiB or more. One
-    thread, with helpers for these transactions. Close it."""
+    """Writes files from the pool's memory through one ring, many at once. A file comes into being, and gets
+    its length, by durable transactions of the metadata service, which take as long as a MiB or more: for
+    some files together, by helper threads. One thread. Close it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._ring = Ior(client, ENTRIES, kind="write", priority=PRIORITY)
-        self._names = ThreadPoolExecutor(_NAMES_AT_ONCE, thread_name_prefix="ffs-ckpt-names")
-        self._files: list[_Going] = []  # in the order in which they came
-        self._pieces: dict[
-            int, tuple[_Going, int]
-        ] = {}  # in flight by userdata: of which file, how many bytes
+        self._names = ThreadPoolExecutor(2 * _BATCHES, thread_name_prefix="ffs-ckpt-names")
+        self._to_open: deque[_Going] = deque()
+        self._opening: dict[Future[list[Any]], list[_Going]] = {}
+        self._open: deque[_Going] = deque()  # pieces of which wait
+        self._pieces: dict[int, tuple[_Going, int]] = {}  # in flight by userdata: of which file; bytes
+        self._to_close: deque[_Going] = deque()
+        self._closing: dict[Future[list[Any]], list[_Going]] = {}
+        self._under_way = 0  # files
         self._next = 0
 
     @property
     def busy(self) -> bool:
         """Whether something is on its way."""
-        return bool(self._files)
+        return self._under_way > 0
 
     def start(self, directory: str, staged: StagedFile, done: Done) -> None:
         """Begins to write a file. `done` is called once, by a `pump`: with None when all replicas hold the
         file, else with its first failure (FAULTS C3); then nothing of it is in flight."""
-        path = posixpath.join(directory, staged.plan.file)
-        opening = self._names.submit(self._client.open, path, "xb", buffering=0)
-        self._files.append(_Going(staged, done, opening))
+        self._under_way += 1
+        self._to_open.append(_Going(staged, posixpath.join(directory, staged.plan.file), done))
 
     def pump(self, seconds: float | None) -> None:
         """Goes on with all that can go on; then waits so long for more (None: until there is something)."""
-        self._feed()
+        self._go_on()
+        names = [*self._opening, *self._closing]
         if self._pieces:
-            soon = any(going.waiting or not going.opening.done() for going in self._files)
-            self._take_in(_LOOK_S if soon and (seconds is None or seconds > _LOOK_S) else seconds)
-        else:
-            asked: list[Future[Any]] = [going.closing or going.opening for going in self._files]
-            if asked:
-                wait(asked, seconds, FIRST_COMPLETED)
-        self._feed()
-        self._put_away()
+            self._take_in(_LOOK_S if names and (seconds is None or seconds > _LOOK_S) else seconds)
+        elif names:
+            wait(names, seconds, FIRST_COMPLETED)
+        self._go_on()
 
     def finish(self) -> None:
         """Until nothing is on its way."""
-        while self._files:
+        while self.busy:
             self.pump(None)
 
     def write(self, directory: str, staged: StagedFile) -> None:
@@ -222,33 +222,72 @@ class ClusterWriter:
 
     # inside
 
-    def _feed(self) -> None:
-        """Pieces of files that are open into the ring, and files whose pieces are written to their end."""
-        fed = 0
-        for going in self._files:
-            if going.closing is not None or not going.opening.done():
-                continue
-            if going.failure is None and (error := going.opening.exception()) is not None:
-                going.failure = error
-            elif going.failure is None and not going.waiting and not going.in_flight:
-                size = stream.piece_bytes(going.opening.result())
+    def _go_on(self) -> None:
+        self._take_opened()
+        self._feed()
+        self._put_away()
+        self._send(self._to_open, self._opening, self._open_all)
+        self._send(self._to_close, self._closing, self._close_all)
+
+    def _send(
+        self,
+        queued: deque[_Going],
+        under_way: dict[Future[list[Any]], list[_Going]],
+        work: Callable[[list[_Going]], list[Any]],
+    ) -> None:
+        """What has queued up goes together, while what went before is still under way."""
+        while queued and len(under_way) < _BATCHES:
+            batch = [queued.popleft() for _ in range(min(_BATCH_FILES, len(queued)))]
+            under_way[self._names.submit(work, batch)] = batch
+
+    def _open_all(self, batch: list[_Going]) -> list[Any]:
+        return self._client.open_many([going.path for going in batch], "xb")
+
+    def _close_all(self, batch: list[_Going]) -> list[Any]:
+        return self._client.close_many([going.file for going in batch if going.file is not None])
+
+    def _take_opened(self) -> None:
+        for future in [each for each in self._opening if each.done()]:
+            batch = self._opening.pop(future)
+            error = future.exception()
+            for going, opened in zip(batch, [error] * len(batch) if error else future.result(), strict=True):
+                if isinstance(opened, BaseException):
+                    self._end(going, opened)
+                    continue
+                going.file = opened
+                size = stream.piece_bytes(opened)
                 going.waiting.extend(cut(0, going.staged.nbytes, size))
-            while going.waiting and going.failure is None and len(self._pieces) < ENTRIES:
+                self._open.append(going)
+
+    def _feed(self) -> None:
+        """Pieces of files that are open into the ring."""
+        fed = False
+        while self._open and len(self._pieces) < ENTRIES:
+            going = self._open[0]
+            if going.failure is None and going.waiting:
                 self._prepare(going, *going.waiting.popleft())
-                fed += 1
-            if not going.in_flight and (going.failure is not None or not going.waiting):
-                going.closing = self._names.submit(_close, going)
+                fed = True
+            if going.failure is not None or not going.waiting:
+                self._open.popleft()
+                going.waiting.clear()
+                self._written(going)
         if fed:
             try:
                 self._ring.submit()
             except BaseException as error:
                 self._start_anew(error)
 
+    def _written(self, going: _Going) -> None:
+        """To its end, when nothing of it waits or is in flight."""
+        if not going.in_flight and not going.waiting:
+            self._to_close.append(going)
+
     def _prepare(self, going: _Going, offset: int, length: int) -> None:
         iov, base = going.staged.region.pool.iov, going.staged.region.begin
         memory = iov[base + offset : base + offset + length]
+        assert going.file is not None
         try:
-            self._ring.prepare(going.opening.result(), offset, memory, self._next)
+            self._ring.prepare(going.file, offset, memory, self._next)
         except BaseException as error:
             going.failure = error
             return
@@ -264,35 +303,37 @@ class ClusterWriter:
             return
         for completion in completions:
             going, length = self._pieces.pop(completion.userdata)
-            going.in_flight -= 1
             if completion.error is not None:
                 going.failure = going.failure or completion.error
             elif completion.result != length:
                 going.failure = going.failure or ProtocolError(
-                    f"{completion.result} of {length} bytes were written", going.opening.result().name
+                    f"{completion.result} of {length} bytes were written", going.path
                 )
-            if not going.in_flight and (going.failure is not None or not going.waiting):
-                going.closing = self._names.submit(_close, going)
+            self._landed(going)
+
+    def _landed(self, going: _Going) -> None:
+        """A piece of it: done, or failed. One that has failed with pieces waiting is still in the queue."""
+        going.in_flight -= 1
+        self._written(going)
 
     def _put_away(self) -> None:
-        ended = [going for going in self._files if going.closing is not None and going.closing.done()]
-        for going in ended:
-            self._files.remove(going)
-            assert going.closing is not None
-            going.done(going.failure or going.closing.exception())
+        for future in [each for each in self._closing if each.done()]:
+            batch = self._closing.pop(future)
+            error = future.exception()
+            for going, closed in zip(batch, [error] * len(batch) if error else future.result(), strict=True):
+                self._end(going, going.failure or closed)
+
+    def _end(self, going: _Going, error: BaseException | None) -> None:
+        self._under_way -= 1
+        going.done(error)
 
     def _start_anew(self, error: BaseException) -> None:
         self._ring.close()
         self._ring = Ior(self._client, ENTRIES, kind="write", priority=PRIORITY)
-        for going, _ in self._pieces.values():
+        failed, self._pieces = list(self._pieces.values()), {}
+        for going, _ in failed:
             going.failure = going.failure or error
-            going.in_flight = 0
-        self._pieces.clear()
-
-
-def _close(going: _Going) -> None:
-    if going.opening.exception() is None:
-        going.opening.result().close()
+            self._landed(going)
 
 
 def link(client: Client, source: str, target: str) -> bool:

@@ -464,6 +464,21 @@ class File(HoleCalls, io.RawIOBase):
             self._discarded = True
             super().close()
 
+    def bare_handle(self) -> OpenFile | None:
+        """What is to be closed where nothing stands above it that must be seen to before: no buffer, no lock,
+        no name to be given. Else None: then `close` alone does it."""
+        plain = self._ahead is None and self._behind is None and self._publish_as is None
+        return self._open_file if plain and self._lock is None else None
+
+    @property
+    def open_handle(self) -> OpenFile:
+        return self._open_file
+
+    def note_closed(self) -> None:
+        """It was closed with others (closing.py)."""
+        self._discarded = True
+        super().close()
+
     def _finish(self) -> None:
         handle = self._open_file
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffs import errors
 from ffs.client import moving
@@ -14,6 +14,9 @@ from ffs.client.namespace import Namespace
 from ffs.client.paths import PathLike, check_path, join, split, wire_path
 from ffs.proto import meta
 from ffs.proto.common import ErrorReply, to_error
+
+if TYPE_CHECKING:
+    from ffs.client.file import File
 
 _COPY_BYTES = 32 << 20
 
@@ -62,7 +65,7 @@ class FileCalls(Namespace):
     ) -> list[Any | errors.FfsError]:
         """Open many files in few requests: for each a raw `File`, or its error. Binary modes only.
 
-        What is opened for writing must be closed one by one. Blocking.
+        What is opened for writing must be closed, one by one or by `close_many`. Blocking.
         """
         from ffs.client.file import File
         from ffs.client.opening import check_type, flags_of
@@ -94,6 +97,13 @@ class FileCalls(Namespace):
                 self._opened(file)
                 found.append(file)
         return found
+
+    def close_many(self, files: Iterable[File]) -> list[errors.FfsError | None]:
+        """Close many raw files (`open_many`, `buffering=0`) in few requests, publishing their lengths: None,
+        or its error, for each; all are closed. Blocking."""
+        from ffs.client.closing import close_many
+
+        return close_many(list(files))
 
     def copyfile(self, source: PathLike, target: PathLike) -> str:
         """As shutil.copyfile, within the store: content only. Returns the target. Blocking."""

@@ -537,39 +537,55 @@ class OpenFile:
 
     def close(self) -> None:
         """End the write session, if any, publishing the length. Blocking then."""
+        ending = self.begin_close()
+        if ending is None:
+            return
+        session, entry = ending
+        try:
+            if entry.handle:
+                self._end(session, entry)
+        finally:
+            self.drop_capability(session)
+
+    def begin_close(self) -> tuple[Session, meta.CloseEntry] | None:
+        """What closes it, by `close` or with others (closing.py); its handle is 0 where the service needn't
+        be told. None: nothing is open in this process. No request can be made any more."""
         session, core = self._session, self._session_core
         with self._lock:
             self._closed = True
             self._doubtful |= bool(self._writes_under_way)
         handle, self._handle = self._handle, 0
         if session is None or core is not self._core_or_none():
-            return  # opened in the parent of this process, which closes it
-        try:
-            if handle:
-                self._end(session, handle)
-        finally:
-            if self._native_id:
-                session.drop_capability(self._native_id)
-                self._native_id = 0
-
-    def _end(self, session: Session, handle: int) -> None:
+            return None  # opened in the parent of this process, which closes it
         end = self._unreported_end
+        return session, meta.CloseEntry(self.ino, handle, self.epoch, end, end > 0, self._doubtful)
+
+    def drop_capability(self, session: Session) -> None:
+        """After `begin_close`, when the service was told."""
+        if self._native_id:
+            session.drop_capability(self._native_id)
+            self._native_id = 0
+
+    def _end(self, session: Session, entry: meta.CloseEntry) -> None:
         request = meta.Close(
-            ino=self.ino,
-            handle=handle,
-            epoch=self.epoch,
-            length=end,
-            written=end > 0,
-            doubtful=self._doubtful,
+            ino=entry.ino,
+            handle=entry.handle,
+            epoch=entry.epoch,
+            length=entry.length,
+            written=entry.written,
+            doubtful=entry.doubtful,
         )
         try:
             session.call(request, meta.LengthReply)
         except Fenced as error:
-            if end:
-                raise Fenced(
-                    "the client session was over before this file was closed: its chunks tell its length",
-                    self.path,
-                ) from error
+            if entry.written:
+                raise self.fenced_at_close() from error
+
+    def fenced_at_close(self) -> Fenced:
+        """For one to which something was written that wasn't published."""
+        return Fenced(
+            "the client session was over before this file was closed: its chunks tell its length", self.path
+        )
 
     def after_fork_in_child(self) -> None:
         """The locks may be held by threads that don't exist here."""

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 import ffs
 from ffs import errors
 from ffs.client.client import Client
+from ffs.client.session import Session
 
 CHUNK = 4096
 # Sizes and offsets at the borders of sectors, granules and chunks, and around them.
@@ -659,6 +660,46 @@ def test_open_many(client: Client, home: str) -> None:
     for number, file in enumerate(files[:100]):
         assert file.readall() == b"%d" % number
         file.close()
+
+
+def test_close_many(client: Client, home: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are published, in few requests; what can't be closed with others is closed by itself."""
+    paths = [f"{home}/{number}" for number in range(40)]
+    files = client.open_many(paths, "xb")
+    for number, file in enumerate(files):
+        file.write(b"%d" % number)
+    atomic = client.open(f"{home}/atomic", "xb", 0, atomic=True)
+    atomic.write(b"whole")
+    closed = client.open(f"{home}/closed", "xb", 0)
+    closed.close()
+    reader = client.open(paths[0], "rb", 0)
+    asked: list[str] = []
+    call = Session.call
+
+    def counted(self: Session, request: Any, *more: Any, **options: Any) -> Any:
+        asked.append(type(request).__name__)
+        return call(self, request, *more, **options)
+
+    monkeypatch.setattr(Session, "call", counted)
+    assert client.close_many([*files, atomic, closed, reader]) == [None] * 43
+    assert asked.count("CloseMany") == 1
+    assert asked.count("Close") == 1  # of the atomic one
+    assert all(file.closed for file in (*files, atomic, reader))
+    monkeypatch.undo()
+    for number, path in enumerate(paths):
+        with client.open(path, "rb") as file:
+            assert file.read() == b"%d" % number
+    assert client.getsize(f"{home}/atomic") == 5
+
+    with ffs.connect(address) as second:  # a session that is over: what was written isn't published
+        files = second.open_many([f"{home}/a", f"{home}/b"], "wb")
+        files[0].write(b"x")
+        second.core.session().over = True
+        lost, nothing = second.close_many(files)
+        assert isinstance(lost, errors.Fenced)
+        assert lost.filename == f"{home}/a"
+        assert nothing is None
+        assert all(file.closed for file in files)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "local"])

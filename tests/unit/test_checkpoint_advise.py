@@ -50,7 +50,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["ckpt", "advise", "--stall", "soon", "--mtbf", "6h"])
     grammar = read_grammar(build_parser())
-    verbs = ["advise", "convert", "diff", "ls", "pin", "rm", "show", "unpin", "verify"]
+    verbs = ["advise", "convert", "diff", "gc", "ls", "pin", "rm", "show", "unpin", "verify"]
     assert sorted(grammar["ckpt",].verbs) == verbs
     assert all(grammar["ckpt", verb].kind == REMOTE for verb in verbs if verb != "advise")
 
