@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import ffs
 from ffs.errors import NotPermitted
-from ffs.proto import meta
+from ffs.proto import checks, locking, meta
 from ffs.proto.cluster import GetCluster, GetRouting, GetSpaces, GetStatus, Ping
 from ffs.proto.common import Message, encode_capability
 from ffs.rpc.address import format_address
@@ -46,7 +46,7 @@ class MetaService:
     # What a user may ask beyond the namespace; the rest is for administrators, who have the cluster secret.
     OF_USERS = (GetRouting, GetStatus, GetSpaces, GetCluster, Ping)
     # And what they mayn't in the namespace.
-    OF_ADMINISTRATORS = (meta.FsckScan, meta.FsckRepair)
+    OF_ADMINISTRATORS = (checks.FsckScan, checks.FsckRepair)
 
     def __init__(self, namespace: Namespace, manager: Manager, users: Users) -> None:
         self._users = users
@@ -91,7 +91,7 @@ class MetaService:
         )
 
     def cancellable(self, request: Message) -> bool:
-        return type(request) is meta.Lock or self._manager.cancellable(request)
+        return type(request) is locking.Lock or self._manager.cancellable(request)
 
 
 async def serve(config: MetaConfig, stop: asyncio.Event) -> None:

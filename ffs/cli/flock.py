@@ -20,7 +20,7 @@ from ffs.cli.text import table
 
 if TYPE_CHECKING:
     from ffs.client.locks import Lock
-    from ffs.proto.meta import LockHolder
+    from ffs.proto.locking import LockHolder
 
 NOT_FOUND = 127  # as a shell has it
 SIGNALLED = 128

@@ -15,7 +15,7 @@ from ffs.cli.text import plural
 
 if TYPE_CHECKING:
     from ffs.client.fsck import Report
-    from ffs.proto.meta import FsckFinding
+    from ffs.proto.checks import FsckFinding
 
 NOT_CLEAN = 1
 _INTERVAL_S = 0.1

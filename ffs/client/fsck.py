@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from ffs.client.client import Client
 from ffs.client.paths import PathLike, check_path
 from ffs.errors import FfsError, InvalidArgument, NotADirectory
-from ffs.proto import meta
+from ffs.proto import checks, meta
+from ffs.proto.checks import FsckFinding, FsckPage, FsckRepaired
 from ffs.proto.common import Message
-from ffs.proto.meta import FsckFinding, FsckPage, FsckRepaired
 from ffs.proto.records import DIRECTORY
 
-STATE: Final = np.dtype(list(meta.FSCK_STATE))
-USAGE: Final = np.dtype(list(meta.FSCK_USAGE))
-SUM: Final = np.dtype(list(meta.FSCK_SUM))
+STATE: Final = np.dtype(list(checks.FSCK_STATE))
+USAGE: Final = np.dtype(list(checks.FSCK_USAGE))
+SUM: Final = np.dtype(list(checks.FSCK_SUM))
 _TRIES: Final = 3  # of counting a directory, or an inode's names, that changes meanwhile
 _ORPHAN: Final = "orphan-inode"
 _LINKS: Final = "wrong-link-count"
@@ -92,9 +92,9 @@ def check(
     counters of this directory and those below it. `progress(what, records)` is called after each page."""
     report = Report()
     first = yield from (_tree(report, tree, progress) if tree else _everything(report, chains, progress))
-    for start in range(0, len(first), meta.MAX_FSCK_FINDINGS):
-        some = tuple(first[start : start + meta.MAX_FSCK_FINDINGS])
-        page = yield from _page(meta.FsckScan(what=meta.SCAN_AGAIN, findings=some))
+    for start in range(0, len(first), checks.MAX_FSCK_FINDINGS):
+        some = tuple(first[start : start + checks.MAX_FSCK_FINDINGS])
+        page = yield from _page(checks.FsckScan(what=checks.SCAN_AGAIN, findings=some))
         report.findings += page.findings
     if repair:
         ranks = {kind: rank for rank, kind in enumerate(_FIRST)}
@@ -106,14 +106,14 @@ def check(
 
 def _repair(finding: FsckFinding) -> Generator[meta.Request, Message | FfsError, Repaired]:
     """One that doesn't hold any more is mended: an earlier repair may have done it."""
-    reply = yield meta.FsckRepair(finding=finding)
+    reply = yield checks.FsckRepair(finding=finding)
     if isinstance(reply, FfsError):
         return Repaired(finding, False, reply.message or type(reply).__name__)
     assert isinstance(reply, FsckRepaired), reply
     return Repaired(finding, True, reply.text)
 
 
-def _page(request: meta.FsckScan) -> Page:
+def _page(request: checks.FsckScan) -> Page:
     reply = yield request
     if isinstance(reply, FfsError):
         raise reply
@@ -122,7 +122,7 @@ def _page(request: meta.FsckScan) -> Page:
 
 
 def _pages(
-    report: Report, what: str, progress: Progress, request: meta.FsckScan
+    report: Report, what: str, progress: Progress, request: checks.FsckScan
 ) -> Generator[meta.Request, Message | FfsError, list[FsckPage]]:
     """All pages of a scan."""
     pages = []
@@ -133,7 +133,7 @@ def _pages(
         pages.append(page)
         if not page.next:
             return pages
-        request = meta.FsckScan(
+        request = checks.FsckScan(
             what=request.what,
             ino=request.ino,
             only=request.only,
@@ -147,8 +147,8 @@ _Found = Generator[meta.Request, Message | FfsError, list[FsckFinding]]
 
 
 def _everything(report: Report, chains: Iterable[tuple[int, int]], progress: Progress) -> _Found:
-    entries = yield from _pages(report, "entries", progress, meta.FsckScan(what=meta.SCAN_ENTRIES))
-    inodes = yield from _pages(report, "inodes", progress, meta.FsckScan(what=meta.SCAN_INODES))
+    entries = yield from _pages(report, "entries", progress, checks.FsckScan(what=checks.SCAN_ENTRIES))
+    inodes = yield from _pages(report, "inodes", progress, checks.FsckScan(what=checks.SCAN_INODES))
     found = [finding for page in (*entries, *inodes) for finding in page.findings]
     again = [ino for page in entries for ino in page.again]
     names = np.concatenate([np.frombuffer(page.rows, "<u8") for page in entries])
@@ -159,8 +159,8 @@ def _everything(report: Report, chains: Iterable[tuple[int, int]], progress: Pro
     found += yield from _count_names(report, suspects, progress)
     for ino in again:
         found += yield from _count_directory(report, ino, progress)
-    for what, kind in (("sessions", meta.SCAN_SESSIONS), ("KV spaces", meta.SCAN_SPACES)):
-        pages = yield from _pages(report, what, progress, meta.FsckScan(what=kind))
+    for what, kind in (("sessions", checks.SCAN_SESSIONS), ("KV spaces", checks.SCAN_SPACES)):
+        pages = yield from _pages(report, what, progress, checks.FsckScan(what=kind))
         found += [finding for page in pages for finding in page.findings]
     found += yield from _quotas(report, progress)
     for chain, table in chains:
@@ -177,7 +177,7 @@ def _quotas(report: Report, progress: Progress) -> _Found:
     for turn in range(_TRIES):
         try:
             before = yield from _pages(
-                passes, "records of quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS)
+                passes, "records of quotas", progress, checks.FsckScan(what=checks.SCAN_QUOTAS)
             )
         except InvalidArgument:
             return []  # a service of the version before quotas
@@ -187,9 +187,11 @@ def _quotas(report: Report, progress: Progress) -> _Found:
         if not any(page.rows for page in before):
             return found
         pages = yield from _pages(
-            passes, "charges of inodes", progress, meta.FsckScan(what=meta.SCAN_CHARGES)
+            passes, "charges of inodes", progress, checks.FsckScan(what=checks.SCAN_CHARGES)
         )
-        after = yield from _pages(passes, "records of quotas", progress, meta.FsckScan(what=meta.SCAN_QUOTAS))
+        after = yield from _pages(
+            passes, "records of quotas", progress, checks.FsckScan(what=checks.SCAN_QUOTAS)
+        )
         if not turn:
             found += [finding for page in pages for finding in page.findings]
         wrong, changing = judge_usage(_table(before, USAGE), _table(pages, SUM), _table(after, USAGE))
@@ -237,7 +239,7 @@ def judge_usage(
 
 
 def _chain(report: Report, chain: int, table: int, progress: Progress) -> _Found:
-    scan = meta.FsckScan(what=meta.SCAN_CHUNKS, chain=chain, table=table)
+    scan = checks.FsckScan(what=checks.SCAN_CHUNKS, chain=chain, table=table)
     pages = yield from _pages(report, "chunks", progress, scan)
     why = next((page.unknown for page in pages if page.unknown), "")
     if why:
@@ -262,7 +264,7 @@ def _tree(report: Report, root: int, progress: Progress) -> _Found:
 def _count_directory(report: Report, ino: int, progress: Progress, inside: set[int] | None = None) -> _Found:
     """Its entries and counters; once more if it changed meanwhile."""
     for _ in range(_TRIES):
-        scan = meta.FsckScan(what=meta.SCAN_DIRECTORY, ino=ino)
+        scan = checks.FsckScan(what=checks.SCAN_DIRECTORY, ino=ino)
         pages = yield from _pages(report, "entries", progress, scan)
         if inside is not None:
             inside |= {int(each) for page in pages for each in np.frombuffer(page.rows, "<u8")}
@@ -295,13 +297,13 @@ def _count_names(report: Report, suspects: NDArray[np.uint64], progress: Progres
     found: list[FsckFinding] = []
     for _ in range(_TRIES):
         unsettled = [np.zeros(0, dtype="<u8")]
-        for start in range(0, len(suspects), meta.MAX_FSCK_ONLY):
-            only = suspects[start : start + meta.MAX_FSCK_ONLY]
-            state = meta.FsckScan(what=meta.SCAN_STATE, only=only.tobytes())
+        for start in range(0, len(suspects), checks.MAX_FSCK_ONLY):
+            only = suspects[start : start + checks.MAX_FSCK_ONLY]
+            state = checks.FsckScan(what=checks.SCAN_STATE, only=only.tobytes())
             before = yield from _page(state)
-            scan = meta.FsckScan(what=meta.SCAN_NAMES, only=only.tobytes())
+            scan = checks.FsckScan(what=checks.SCAN_NAMES, only=only.tobytes())
             pages = yield from _pages(report, "names", progress, scan)
-            after = yield from _page(meta.FsckScan(what=meta.SCAN_STATE, only=only.tobytes()))
+            after = yield from _page(checks.FsckScan(what=checks.SCAN_STATE, only=only.tobytes()))
             names = Counter(int(ino) for page in pages for ino in np.frombuffer(page.rows, "<u8"))
             wrong, changed = judge_names(before.rows, after.rows, names)
             found += wrong
@@ -385,7 +387,7 @@ def run_check(
     while True:
         reply: Message | FfsError
         try:
-            if isinstance(request, meta.FsckRepair):
+            if isinstance(request, checks.FsckRepair):
                 reply = client.core.change(request, FsckRepaired)
             else:
                 reply = client.core.ask(request, FsckPage)

@@ -18,8 +18,8 @@ from typing import Final
 from ffs.client.core import Core
 from ffs.client.session import Session
 from ffs.errors import Busy, Fenced, FfsError, InvalidArgument, Overloaded
-from ffs.proto import meta
-from ffs.proto.meta import LOCK_ENTRIES, LOCK_FLOCK, LockHolder
+from ffs.proto import locking
+from ffs.proto.locking import LOCK_ENTRIES, LOCK_FLOCK, LockHolder
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class Lock:
         session = self._session
         if session is None:
             return False
-        request = meta.GetLocks(ino=self._ino, ticket=self._ticket)
+        request = locking.GetLocks(ino=self._ino, ticket=self._ticket)
         try:
-            reply = self._core().ask_if_there(request, meta.LocksReply)
+            reply = self._core().ask_if_there(request, locking.LocksReply)
         except FfsError as error:
             _log.info("%s: who holds locks of it can't be told: %s", self._path, error)
             return False
@@ -103,10 +103,10 @@ class Lock:
                 if left_ms <= most_ms and end is not None:
                     return reply.holders
 
-    def _ask(self, exclusive: bool, wait_ms: int) -> meta.LockReply:
+    def _ask(self, exclusive: bool, wait_ms: int) -> locking.LockReply:
         for turn in range(3):
             session = self._core().session()
-            request = meta.Lock(
+            request = locking.Lock(
                 ino=self._ino,
                 kind=self._kind,
                 owner=self._owner,
@@ -116,7 +116,7 @@ class Lock:
             )
             try:
                 # Given up in the middle, it may be taken all the same: then it is released at once.
-                reply = session.call(request, meta.LockReply, undo=self._unlock())
+                reply = session.call(request, locking.LockReply, undo=self._unlock())
             except Fenced:
                 if turn == 2:
                     raise
@@ -125,8 +125,8 @@ class Lock:
             return reply
         raise AssertionError("unreachable")
 
-    def _unlock(self) -> meta.Unlock:
-        return meta.Unlock(ino=self._ino, kind=self._kind, owner=self._owner, ticket=self._ticket)
+    def _unlock(self) -> locking.Unlock:
+        return locking.Unlock(ino=self._ino, kind=self._kind, owner=self._owner, ticket=self._ticket)
 
     def release(self) -> None:
         """Let go; nothing if it isn't held here. Blocking."""
@@ -134,7 +134,7 @@ class Lock:
             session, self._session = self._session, None
             if session is None or session.over or not self._is_ours(session):
                 return
-            session.call(self._unlock(), meta.LocksReply)
+            session.call(self._unlock(), locking.LocksReply)
 
     def flock(self, operation: int) -> None:
         """As fcntl.flock: LOCK_SH, LOCK_EX or LOCK_UN, with LOCK_NB not to wait (BlockingIOError)."""

@@ -16,9 +16,9 @@ from ffs.client.locks import DirectoryLock
 from ffs.client.lookups import Lookups, pages
 from ffs.client.paths import PathLike, check_path, encode_text, split, wire_path
 from ffs.client.routing import check_layout_options
-from ffs.proto import meta, records
+from ffs.proto import locking, meta, records
 from ffs.proto.common import ErrorReply, OkReply, to_error
-from ffs.proto.meta import LockHolder
+from ffs.proto.locking import LockHolder
 
 
 class Namespace(Lookups):
@@ -216,14 +216,14 @@ class Namespace(Lookups):
 
     def locks(self, path: PathLike) -> list[LockHolder]:
         """Who holds locks of what is at `path`. Blocking."""
-        return self.core.ask(meta.GetLocks(path=wire_path(path)), meta.LocksReply).holders
+        return self.core.ask(locking.GetLocks(path=wire_path(path)), locking.LocksReply).holders
 
     def break_locks(self, path: PathLike, *, entries: bool = False) -> list[LockHolder]:
         """End the locks that others hold of what is at `path` (`entries`: of a directory's entries), as its
         owner or root; returns them. Their holders aren't told: only `ffs flock` asks, every two seconds."""
-        kind = meta.LOCK_ENTRIES if entries else meta.LOCK_FLOCK
-        request = meta.Unlock(path=wire_path(path), kind=kind, force=True)
-        return self.core.change(request, meta.LocksReply).holders
+        kind = locking.LOCK_ENTRIES if entries else locking.LOCK_FLOCK
+        request = locking.Unlock(path=wire_path(path), kind=kind, force=True)
+        return self.core.change(request, locking.LocksReply).holders
 
     # --- attributes -------------------------------------------------------------------------
 

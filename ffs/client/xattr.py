@@ -8,7 +8,7 @@ from __future__ import annotations
 from ffs import errors
 from ffs.client.lookups import Lookups
 from ffs.client.paths import PathLike, check_path, decode_text, encode_text, wire_path
-from ffs.proto import meta
+from ffs.proto import xattrs
 from ffs.proto.common import OkReply
 
 
@@ -24,10 +24,10 @@ class XattrCalls(Lookups):
 
     def getxattr(self, path: PathLike, attribute: str | bytes, *, follow_symlinks: bool = True) -> bytes:
         """As os.getxattr. NoData (ENODATA) if there is none of that name."""
-        request = meta.GetXattr(
+        request = xattrs.GetXattr(
             path=wire_path(path), name=_wire_name(attribute, path), follow=follow_symlinks
         )
-        return self.core.ask(request, meta.XattrReply).value
+        return self.core.ask(request, xattrs.XattrReply).value
 
     def setxattr(
         self,
@@ -39,7 +39,7 @@ class XattrCalls(Lookups):
         follow_symlinks: bool = True,
     ) -> None:
         """As os.setxattr; flags: os.XATTR_CREATE or os.XATTR_REPLACE. At most 64 KiB a value."""
-        request = meta.SetXattr(
+        request = xattrs.SetXattr(
             path=wire_path(path),
             name=_wire_name(attribute, path),
             value=bytes(value),
@@ -50,12 +50,12 @@ class XattrCalls(Lookups):
 
     def listxattr(self, path: PathLike = "/", *, follow_symlinks: bool = True) -> list[str]:
         """As os.listxattr: the names, sorted."""
-        request = meta.ListXattr(path=wire_path(path), follow=follow_symlinks)
-        return [decode_text(name) for name in self.core.ask(request, meta.ListXattrReply).names]
+        request = xattrs.ListXattr(path=wire_path(path), follow=follow_symlinks)
+        return [decode_text(name) for name in self.core.ask(request, xattrs.ListXattrReply).names]
 
     def removexattr(self, path: PathLike, attribute: str | bytes, *, follow_symlinks: bool = True) -> None:
         """As os.removexattr."""
-        request = meta.RemoveXattr(
+        request = xattrs.RemoveXattr(
             path=wire_path(path), name=_wire_name(attribute, path), follow=follow_symlinks
         )
         self.core.change(request, OkReply)

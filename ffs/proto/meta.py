@@ -21,8 +21,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from ffs.proto.checks import FsckPage, FsckRepair, FsckRepaired, FsckScan
 from ffs.proto.common import ErrorReply, Layout, Message, OkReply
 from ffs.proto.common import Request as Request
+from ffs.proto.locking import GetLocks, Lock, LockReply, LocksReply, Unlock
 from ffs.proto.quota import (
     NO_QUOTA,
     GetQuota,
@@ -34,6 +36,7 @@ from ffs.proto.quota import (
     SetQuota,
 )
 from ffs.proto.records import KvParams
+from ffs.proto.xattrs import GetXattr, ListXattr, ListXattrReply, RemoveXattr, SetXattr, XattrReply
 
 MAX_SLOTS: Final = 1024
 MAX_BATCH: Final = 4096
@@ -68,18 +71,6 @@ SET_TTL: Final = 2
 SET_EVICTABLE: Final = 4
 SET_DEDUP: Final = 8
 MAX_BOUND: Final = (1 << 62) - 1  # of quota_bytes and ttl_ms
-
-# Extended attributes: Linux's limits and flags.
-MAX_XATTR_NAME_BYTES: Final = 255
-MAX_XATTR_VALUE_BYTES: Final = 65536
-MAX_XATTR_LIST_BYTES: Final = 65536  # the names of one inode, each with a NUL
-XATTR_CREATE: Final = 1
-XATTR_REPLACE: Final = 2
-
-# Kinds of locks.
-LOCK_FLOCK: Final = 0  # advisory, of anything: as flock(2)
-LOCK_ENTRIES: Final = 1  # of a directory: only the holder's session changes its entries
-MAX_LOCK_WAIT_MS: Final = 10_000  # of one request
 
 
 class Attributes(Struct, array_like=True, gc=False):
@@ -384,112 +375,6 @@ class SetAttr(Request, tag=45, kw_only=True):
     ticket: bytes = b""
 
 
-class GetXattr(Request, tag=64, kw_only=True):
-    path: bytes = b""
-    ino: int = 0
-    follow: bool = True
-    name: bytes = b""
-    ticket: bytes = b""
-
-
-class XattrReply(Message, tag=65, kw_only=True):
-    value: bytes
-
-
-class SetXattr(Request, tag=66, kw_only=True):
-    """Answer: OkReply."""
-
-    path: bytes = b""
-    ino: int = 0
-    follow: bool = True
-    name: bytes = b""
-    value: bytes = b""
-    flags: int = 0  # XATTR_*
-    ticket: bytes = b""
-
-
-class RemoveXattr(Request, tag=67, kw_only=True):
-    """Answer: OkReply."""
-
-    path: bytes = b""
-    ino: int = 0
-    follow: bool = True
-    name: bytes = b""
-    ticket: bytes = b""
-
-
-class ListXattr(Request, tag=68, kw_only=True):
-    path: bytes = b""
-    ino: int = 0
-    follow: bool = True
-    ticket: bytes = b""
-
-
-class ListXattrReply(Message, tag=69, kw_only=True):
-    """In byte order."""
-
-    names: list[bytes]
-
-
-# --- locks ----------------------------------------------------------------------------------
-
-
-class LockHolder(Struct, array_like=True, frozen=True, gc=False):
-    client: int
-    owner: int
-    kind: int  # LOCK_*
-    exclusive: bool
-    since_ns: int
-    label: str = ""  # of the client session
-
-
-class Lock(Request, tag=70, kw_only=True):
-    """Takes a lock for (client, owner), or changes the one that it has. It ends by Unlock, and with the
-    session. `wait_ms`: the service waits so long for others to let go (at most MAX_LOCK_WAIT_MS); while it
-    waits for an exclusive lock, a shared one of the same owner is given up."""
-
-    path: bytes = b""
-    ino: int = 0
-    kind: int = LOCK_FLOCK
-    owner: int = 0  # chosen by the client: one lock each
-    exclusive: bool = True
-    wait_ms: int = 0
-    ticket: bytes = b""
-
-
-class LockReply(Message, tag=71, kw_only=True):
-    """`granted` False: `holders` have it."""
-
-    ino: int
-    granted: bool
-    holders: list[LockHolder]
-
-
-class Unlock(Request, tag=72, kw_only=True):
-    """Ends the lock of (client, owner), if there is one; with `force`, as the owner of the file or root, all
-    locks of this kind. The inode may be gone. Answer: LocksReply, with what ended."""
-
-    path: bytes = b""
-    ino: int = 0
-    kind: int = LOCK_FLOCK
-    owner: int = 0
-    force: bool = False
-    ticket: bytes = b""
-
-
-class GetLocks(Request, tag=73, kw_only=True):
-    """Who holds locks of an inode."""
-
-    path: bytes = b""
-    ino: int = 0
-    ticket: bytes = b""
-
-
-class LocksReply(Message, tag=74, kw_only=True):
-    ino: int
-    holders: list[LockHolder]
-
-
 # --- names ----------------------------------------------------------------------------------
 
 
@@ -602,93 +487,6 @@ class SetKvSpace(Request, tag=63, kw_only=True):
     evictable: bool = True
     ticket: bytes = b""
     dedup: bool = False
-
-
-# --- fsck -----------------------------------------------------------------------------------
-
-# What FsckScan looks at.
-SCAN_ENTRIES: Final = 1  # all entries of all directories; rows: the inode that each leads to, u64
-SCAN_INODES: Final = 2  # all inodes; rows: FSCK_STATE of those that should have a name
-SCAN_SESSIONS: Final = 3  # write sessions, locks, slots
-SCAN_SPACES: Final = 4  # the index of KV spaces
-SCAN_DIRECTORY: Final = 5  # the entries of directory `ino`; rows: its subdirectories, u64
-SCAN_NAMES: Final = 6  # all entries; rows: of those that lead to an inode of `only`, which one, u64
-SCAN_STATE: Final = 7  # the inodes of `only`; rows: FSCK_STATE of each that is there
-SCAN_CHUNKS: Final = 8  # what `chain`, of chain table `table`, holds
-SCAN_AGAIN: Final = 9  # `findings`: those that still hold
-SCAN_QUOTAS: Final = 10  # quotas; rows: FSCK_USAGE of each
-SCAN_CHARGES: Final = 11  # all inodes; rows: FSCK_SUM of those in the page that a quota counts
-
-FSCK_STATE: Final = (("ino", "<u8"), ("links", "<i8"), ("ctime_ns", "<u8"), ("type", "u1"), ("garbage", "u1"))
-"""A row of SCAN_INODES and SCAN_STATE, as numpy names it. `links`: names that it should have."""
-FSCK_USAGE: Final = (
-    ("quota", "<u8"),
-    ("ino", "<u8"),
-    ("bytes", "<i8"),
-    ("entries", "<i8"),
-    ("stamp", "<u8"),
-)
-"""A row of SCAN_QUOTAS: the quota's id, its directory, what it counts, what changes with all of that."""
-FSCK_SUM: Final = (("quota", "<u8"), ("bytes", "<i8"), ("entries", "<i8"))
-"""A row of SCAN_CHARGES: what is charged by the inodes of one page."""
-MAX_FSCK_ONLY: Final = 4096
-MAX_FSCK_FINDINGS: Final = 50
-
-
-class FsckFinding(Struct, array_like=True, frozen=True, kw_only=True):
-    """Something that is wrong. docs/guides/fsck.md lists the kinds."""
-
-    v: int = 1
-    kind: str
-    ino: int = 0
-    parent: int = 0  # the directory, where an entry is meant
-    name: bytes = b""
-    key: bytes = b""  # of the record in the store, or of the first chunk
-    found: int = 0  # a number that is wrong
-    expected: int = 0  # and what it should be
-    chain: int = 0
-    table: int = 0
-    stamp: bytes = b""  # the finding stands while this is so
-    text: str = ""  # for people
-    path: bytes = b""  # where it is, if that can be told
-    repair: str = ""  # what a repair would do; "": it can't be repaired here
-
-
-class FsckScan(Request, tag=92, kw_only=True):
-    """One page of a check, for administrators. The service keeps nothing between pages: `after` is the last
-    page's `next`, and any metadata process answers."""
-
-    what: int  # SCAN_*
-    after: bytes = b""
-    ino: int = 0
-    only: bytes = b""  # inode ids, u64 little-endian, at most MAX_FSCK_ONLY
-    chain: int = 0
-    table: int = 0
-    findings: tuple[FsckFinding, ...] = ()  # at most MAX_FSCK_FINDINGS
-
-
-class FsckPage(Message, tag=93, kw_only=True):
-    """`next` b"": that was all."""
-
-    findings: list[FsckFinding]
-    next: bytes = b""
-    rows: bytes = b""
-    looked: int = 0  # records, or chunks
-    again: tuple[int, ...] = ()  # directories that changed while their entries were counted
-    unknown: str = ""  # a chain that doesn't answer: why
-
-
-class FsckRepair(Request, tag=94, kw_only=True):
-    """Mends one finding in one transaction, if it still holds. For administrators."""
-
-    finding: FsckFinding
-
-
-class FsckRepaired(Message, tag=95, kw_only=True):
-    """`done` False: it doesn't hold any more, nothing was done. `text`: what was done."""
-
-    done: bool
-    text: str = ""
 
 
 REQUESTS = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ffs.proto.meta import FsckFinding
+from ffs.proto.checks import FsckFinding
 from ffs.proto.records import DIRECTORY, FILE, KV_SPACE, SYMLINK, Inode, KvIndexEntry
 
 # Kinds of findings.

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ffs import errors
-from ffs.proto import meta
+from ffs.proto import checks, locking, meta, xattrs
 from ffs.proto.common import ErrorReply, Message, OkReply, error_reply
 from ffs.proto.quota import GetQuota, ListQuotas, Reserve, SetQuota
 from ffs.proto.records import DIRECTORY, ROOT_INO, Inode, StoreHeader
@@ -70,9 +70,9 @@ READS: Final[dict[type[Message], ReadOp]] = {
     meta.ReadLink: stat.readlink,
     meta.StatFs: stat.statfs,
     meta.ReadDir: readdir.readdir,
-    meta.GetLocks: lock.get_locks,
-    meta.GetXattr: xattr.get,
-    meta.ListXattr: xattr.list_names,
+    locking.GetLocks: lock.get_locks,
+    xattrs.GetXattr: xattr.get,
+    xattrs.ListXattr: xattr.list_names,
     GetQuota: quota.get_quota,
     ListQuotas: quota.list_quotas,
 }
@@ -95,9 +95,9 @@ WRITES: Final[dict[type[Message], ReadOp]] = {
     meta.Unlink: unlink.unlink,
     meta.RmDir: unlink.rmdir,
     meta.SetKvSpace: kvspace.set_space,
-    meta.SetXattr: xattr.set_value,
-    meta.RemoveXattr: xattr.remove,
-    meta.FsckRepair: fsck_repair.repair,
+    xattrs.SetXattr: xattr.set_value,
+    xattrs.RemoveXattr: xattr.remove,
+    checks.FsckRepair: fsck_repair.repair,
     SetQuota: quota.set_quota,
     Reserve: close.reserve,
 }
@@ -257,14 +257,14 @@ class Namespace:
             return await self._remove_tree(req)
         if isinstance(req, meta.OpenMany | meta.CloseMany | meta.UnlinkMany):
             return await self._batches(req)
-        if isinstance(req, meta.Lock):
+        if isinstance(req, locking.Lock):
             return await self._lock(req)
-        if isinstance(req, meta.Unlock):
+        if isinstance(req, locking.Unlock):
             reply = await self._mutate(req, lambda txn: lock.unlock(core, txn, req))
-            if isinstance(reply, meta.LocksReply):
+            if isinstance(reply, locking.LocksReply):
                 core.lock_waiters.released(reply.ino)
             return reply
-        if isinstance(req, meta.FsckScan):
+        if isinstance(req, checks.FsckScan):
             return await fsck.scan(core, req)
         if isinstance(req, meta.SessionOpen):
             return await sessions.open_session(core, req)
@@ -320,11 +320,11 @@ class Namespace:
 
     # --- locks ---
 
-    async def _lock(self, req: meta.Lock) -> Message:
+    async def _lock(self, req: locking.Lock) -> Message:
         """Waits while others hold it, until the time that the request gives is up."""
         core = self.core
         loop = asyncio.get_running_loop()
-        end = loop.time() + min(max(req.wait_ms, 0), meta.MAX_LOCK_WAIT_MS) / 1000
+        end = loop.time() + min(max(req.wait_ms, 0), locking.MAX_LOCK_WAIT_MS) / 1000
         while True:
             left = end - loop.time()
             take = partial(lock.lock, core, req=req, wait=left > 0)
@@ -337,7 +337,7 @@ class Namespace:
             await core.lock_waiters.wait(ino, left)
 
     @staticmethod
-    async def _give_up_shared(req: meta.Lock, ino: int, txn: Transaction) -> bool:
+    async def _give_up_shared(req: locking.Lock, ino: int, txn: Transaction) -> bool:
         if await retry.first_answer(txn, req) is not None:
             return False
         return await lock.give_up_shared(txn, req, ino)

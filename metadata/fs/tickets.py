@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from ffs import errors
-from ffs.proto import meta, quota
+from ffs.proto import checks, locking, meta, quota, xattrs
 from ffs.proto.common import Message
 from ffs.proto.records import TicketKey
 from metadata.fs.schema import TICKET_KEY, encode
@@ -36,13 +36,13 @@ BY_ID: Final[frozenset[type[Message]]] = frozenset(
         meta.CapabilityRenew,
         meta.SetAttr,
         meta.Link,
-        meta.GetXattr,
-        meta.SetXattr,
-        meta.RemoveXattr,
-        meta.ListXattr,
-        meta.Lock,
-        meta.Unlock,
-        meta.GetLocks,
+        xattrs.GetXattr,
+        xattrs.SetXattr,
+        xattrs.RemoveXattr,
+        xattrs.ListXattr,
+        locking.Lock,
+        locking.Unlock,
+        locking.GetLocks,
         meta.SetKvSpace,
         quota.SetQuota,
         quota.GetQuota,
@@ -50,7 +50,7 @@ BY_ID: Final[frozenset[type[Message]]] = frozenset(
 )
 # These name one too, and are judged by the write session that they name, or are for administrators.
 OTHERWISE: Final[frozenset[type[Message]]] = frozenset(
-    {meta.Close, meta.Fsync, meta.Append, quota.Reserve, meta.FsckScan}
+    {meta.Close, meta.Fsync, meta.Append, quota.Reserve, checks.FsckScan}
 )
 
 _OVER: Final = Struct("<QQ").pack  # inode, uid

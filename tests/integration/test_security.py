@@ -23,7 +23,7 @@ from ffs.cli import main
 from ffs.client.client import Client
 from ffs.kv import Space
 from ffs.layout import file_chunk_key
-from ffs.proto import meta
+from ffs.proto import checks, meta
 from ffs.proto.auth import KeysReply, ListUsers, RotateKeys, Token, UsersReply, parse_token
 from ffs.proto.common import CAPABILITY_BYTES, RIGHT_READ, RIGHT_WRITE, Creds
 
@@ -284,8 +284,8 @@ def test_a_user_acts_under_the_ids_of_the_record(cluster: Cluster, run: Run, cli
                 alice.core.caller.call(request, reply)
         alice.core.creds = Creds(0, 0, ())
         for request, reply in (
-            (meta.FsckScan(what=meta.SCAN_ENTRIES), meta.FsckPage),
-            (meta.FsckRepair(finding=meta.FsckFinding(kind="orphan-inode")), meta.FsckRepaired),
+            (checks.FsckScan(what=checks.SCAN_ENTRIES), checks.FsckPage),
+            (checks.FsckRepair(finding=checks.FsckFinding(kind="orphan-inode")), checks.FsckRepaired),
         ):
             with pytest.raises(errors.NotPermitted, match="administrators"):
                 alice.core.caller.call(request, reply)

@@ -12,7 +12,7 @@ import exactly_once_files  # noqa: F401 - each adds its cases
 import exactly_once_names  # noqa: F401
 import exactly_once_quotas  # noqa: F401
 
-from ffs.proto import meta, quota
+from ffs.proto import checks, locking, meta, quota, xattrs
 
 READ_ONLY: set[type[meta.Request]] = {
     meta.Stat,
@@ -23,10 +23,10 @@ READ_ONLY: set[type[meta.Request]] = {
     meta.StatFs,
     meta.CapabilityRenew,
     meta.KvOpen,
-    meta.GetLocks,
-    meta.GetXattr,
-    meta.ListXattr,
-    meta.FsckScan,
+    locking.GetLocks,
+    xattrs.GetXattr,
+    xattrs.ListXattr,
+    checks.FsckScan,
     quota.GetQuota,
     quota.ListQuotas,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exactly_once_world import BATCH, USER, World, case
 
-from ffs.proto import meta
+from ffs.proto import meta, xattrs
 
 # --- sessions -------------------------------------------------------------------------------
 
@@ -158,27 +158,27 @@ async def time_of_a_symlink(world: World) -> meta.Request:
     return meta.SetAttr(path=b"/l", follow=False, what=meta.SET_MTIME, mtime_ns=5)
 
 
-@case(meta.SetXattr)
+@case(xattrs.SetXattr)
 async def attribute(world: World) -> meta.Request:
     await world.file(b"/f")
-    return meta.SetXattr(path=b"/f", name=b"user.a", value=b"1", flags=meta.XATTR_CREATE)
+    return xattrs.SetXattr(path=b"/f", name=b"user.a", value=b"1", flags=xattrs.XATTR_CREATE)
 
 
-@case(meta.SetXattr)
+@case(xattrs.SetXattr)
 async def attribute_that_is_there(world: World) -> meta.Request:
     await world.file(b"/f")
-    await world.me(meta.SetXattr(path=b"/f", name=b"user.a", value=b"1"))
-    return meta.SetXattr(path=b"/f", name=b"user.a", value=b"2", flags=meta.XATTR_CREATE)
+    await world.me(xattrs.SetXattr(path=b"/f", name=b"user.a", value=b"1"))
+    return xattrs.SetXattr(path=b"/f", name=b"user.a", value=b"2", flags=xattrs.XATTR_CREATE)
 
 
-@case(meta.RemoveXattr)
+@case(xattrs.RemoveXattr)
 async def removal_of_an_attribute(world: World) -> meta.Request:
     await world.file(b"/f")
-    await world.me(meta.SetXattr(path=b"/f", name=b"user.a", value=b"1"))
-    return meta.RemoveXattr(path=b"/f", name=b"user.a")
+    await world.me(xattrs.SetXattr(path=b"/f", name=b"user.a", value=b"1"))
+    return xattrs.RemoveXattr(path=b"/f", name=b"user.a")
 
 
-@case(meta.RemoveXattr)
+@case(xattrs.RemoveXattr)
 async def removal_of_a_missing_attribute(world: World) -> meta.Request:
     await world.file(b"/f")
-    return meta.RemoveXattr(path=b"/f", name=b"user.a")
+    return xattrs.RemoveXattr(path=b"/f", name=b"user.a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exactly_once_world import BATCH, USER, World, case
 
-from ffs.proto import meta
+from ffs.proto import locking, meta
 from ffs.proto.records import KvParams
 
 # --- names ----------------------------------------------------------------------------------
@@ -182,50 +182,50 @@ async def bounds_of_a_file(world: World) -> meta.Request:
 # --- locks ----------------------------------------------------------------------------------
 
 
-@case(meta.Lock)
+@case(locking.Lock)
 async def lock(world: World) -> meta.Request:
     await world.file(b"/f")
-    return meta.Lock(path=b"/f", owner=1)
+    return locking.Lock(path=b"/f", owner=1)
 
 
-@case(meta.Lock)
+@case(locking.Lock)
 async def lock_that_another_has(world: World) -> meta.Request:
     await world.file(b"/f")
-    await world.other(meta.Lock(path=b"/f", owner=1))
-    return meta.Lock(path=b"/f", owner=1)
+    await world.other(locking.Lock(path=b"/f", owner=1))
+    return locking.Lock(path=b"/f", owner=1)
 
 
-@case(meta.Lock)
+@case(locking.Lock)
 async def lock_of_entries(world: World) -> meta.Request:
     await world.me(meta.MkDir(path=b"/d"))
-    return meta.Lock(path=b"/d", kind=meta.LOCK_ENTRIES, owner=1)
+    return locking.Lock(path=b"/d", kind=locking.LOCK_ENTRIES, owner=1)
 
 
-@case(meta.Lock)
+@case(locking.Lock)
 async def lock_of_what_a_dead_client_had(world: World) -> meta.Request:
     await world.file(b"/f")
-    await world.other(meta.Lock(path=b"/f", owner=1))
+    await world.other(locking.Lock(path=b"/f", owner=1))
     await world.first.handle(meta.SessionClose(client=world.other.client))
-    return meta.Lock(path=b"/f", owner=1)
+    return locking.Lock(path=b"/f", owner=1)
 
 
-@case(meta.Unlock)
+@case(locking.Unlock)
 async def end_of_a_lock(world: World) -> meta.Request:
     await world.me(meta.MkDir(path=b"/d"))
-    await world.me(meta.Lock(path=b"/d", kind=meta.LOCK_ENTRIES, owner=1))
-    return meta.Unlock(path=b"/d", kind=meta.LOCK_ENTRIES, owner=1)
+    await world.me(locking.Lock(path=b"/d", kind=locking.LOCK_ENTRIES, owner=1))
+    return locking.Unlock(path=b"/d", kind=locking.LOCK_ENTRIES, owner=1)
 
 
-@case(meta.Unlock)
+@case(locking.Unlock)
 async def end_of_others_locks(world: World) -> meta.Request:
     await world.file(b"/f")
-    await world.other(meta.Lock(path=b"/f", owner=1, exclusive=False))
-    return meta.Unlock(path=b"/f", force=True)
+    await world.other(locking.Lock(path=b"/f", owner=1, exclusive=False))
+    return locking.Unlock(path=b"/f", force=True)
 
 
-@case(meta.Unlock)
+@case(locking.Unlock)
 async def end_of_others_locks_by_somebody(world: World) -> meta.Request:
     await world.file(b"/f")
-    await world.other(meta.Lock(path=b"/f", owner=1))
+    await world.other(locking.Lock(path=b"/f", owner=1))
     world.me.creds = USER
-    return meta.Unlock(path=b"/f", force=True)
+    return locking.Unlock(path=b"/f", force=True)

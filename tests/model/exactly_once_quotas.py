@@ -6,7 +6,7 @@ import struct
 
 from exactly_once_world import BATCH, USER, World, case
 
-from ffs.proto import meta, quota
+from ffs.proto import checks, meta, quota
 from ffs.proto.records import ROOT_INO
 from metadata.fs.schema import SUB_ENTRIES, inode_key, quota_bytes_key, quota_key
 from metadata.kv.contract import Transaction
@@ -14,30 +14,30 @@ from metadata.kv.contract import Transaction
 # --- checks ---------------------------------------------------------------------------------
 
 
-async def _wrong_count(world: World) -> meta.FsckRepair:
+async def _wrong_count(world: World) -> checks.FsckRepair:
     async def damage(txn: Transaction) -> None:
         txn.add(inode_key(ROOT_INO) + SUB_ENTRIES, 3)
 
     await world.file(b"/f")
     await world.store.run(damage)
-    page = await world.me(meta.FsckScan(what=meta.SCAN_ENTRIES))
+    page = await world.me(checks.FsckScan(what=checks.SCAN_ENTRIES))
     [finding] = page.findings
-    return meta.FsckRepair(finding=finding)
+    return checks.FsckRepair(finding=finding)
 
 
-@case(meta.FsckRepair)
+@case(checks.FsckRepair)
 async def repair(world: World) -> meta.Request:
     return await _wrong_count(world)
 
 
-@case(meta.FsckRepair)
+@case(checks.FsckRepair)
 async def repair_by_a_user(world: World) -> meta.Request:
     request = await _wrong_count(world)
     world.me.creds = USER
     return request
 
 
-@case(meta.FsckRepair)
+@case(checks.FsckRepair)
 async def repair_of_what_a_quota_counts(world: World) -> meta.Request:
     await _in_a_quota(world, limit_bytes=1 << 20)
     await world.file(b"/q/f", 5000)
@@ -47,9 +47,9 @@ async def repair_of_what_a_quota_counts(world: World) -> meta.Request:
         txn.add(quota_bytes_key(view.quota, 0), 3)
 
     await world.store.run(damage)
-    page = await world.me(meta.FsckScan(what=meta.SCAN_QUOTAS))
+    page = await world.me(checks.FsckScan(what=checks.SCAN_QUOTAS))
     _, ino, used, _, stamp = struct.unpack("<QQqqQ", page.rows)
-    finding = meta.FsckFinding(
+    finding = checks.FsckFinding(
         kind="wrong-quota-usage",
         ino=ino,
         key=quota_key(view.quota),
@@ -58,7 +58,7 @@ async def repair_of_what_a_quota_counts(world: World) -> meta.Request:
         stamp=stamp.to_bytes(8, "little"),
         repair="count the directory anew",
     )
-    return meta.FsckRepair(finding=finding)
+    return checks.FsckRepair(finding=finding)
 
 
 # --- quotas ---------------------------------------------------------------------------------

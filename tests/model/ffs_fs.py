@@ -12,7 +12,7 @@ import msgspec
 from namespace_fakes import Caller, FakeChains, FakeCluster, make_namespace, unwrap
 from posix_model import User
 
-from ffs.proto import meta
+from ffs.proto import meta, xattrs
 from ffs.proto.common import Creds, ErrorReply, decode_capability
 from ffs.proto.records import DIRECTORY, FILE, SYMLINK
 from metadata.fs.collector import Collector
@@ -172,18 +172,18 @@ class FfsFs:
         self.call(request, user)
 
     def getxattr(self, user: User, path: bytes, name: bytes, follow: bool) -> bytes:
-        value: bytes = self.call(meta.GetXattr(path=path, name=name, follow=follow), user).value
+        value: bytes = self.call(xattrs.GetXattr(path=path, name=name, follow=follow), user).value
         return value
 
     def setxattr(self, user: User, path: bytes, name: bytes, value: bytes, flags: int, follow: bool) -> None:
-        request = meta.SetXattr(path=path, name=name, value=value, flags=flags, follow=follow)
+        request = xattrs.SetXattr(path=path, name=name, value=value, flags=flags, follow=follow)
         self.call(request, user)
 
     def removexattr(self, user: User, path: bytes, name: bytes, follow: bool) -> None:
-        self.call(meta.RemoveXattr(path=path, name=name, follow=follow), user)
+        self.call(xattrs.RemoveXattr(path=path, name=name, follow=follow), user)
 
     def listxattr(self, user: User, path: bytes, follow: bool) -> list[bytes]:
-        names: list[bytes] = self.call(meta.ListXattr(path=path, follow=follow), user).names
+        names: list[bytes] = self.call(xattrs.ListXattr(path=path, follow=follow), user).names
         return names
 
     def dump(self) -> list[tuple[Any, ...]]:
@@ -229,8 +229,8 @@ READING = {
     meta.ReadDir,
     meta.ReadLink,
     meta.CapabilityRenew,
-    meta.GetXattr,
-    meta.ListXattr,
+    xattrs.GetXattr,
+    xattrs.ListXattr,
 }
 Call = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from namespace_fakes import Caller, FakeChains, FakeCluster, make_namespace, unw
 
 from ffs import errors
 from ffs.client.fsck import Report, check
-from ffs.proto import meta
+from ffs.proto import meta, xattrs
 from ffs.proto.common import decode_capability
 from ffs.proto.records import KvParams
 from metadata.fs.collector import Collector
@@ -140,7 +140,7 @@ def run(test: Callable[[World], Awaitable[None]], *, pages: int = 5) -> None:
         await world.me(meta.Link(source=b"/d/f1", target=b"/d/inside/again"))
         await world.me(meta.SymLink(path=b"/link", target=b"/d"))
         await world.me(meta.KvCreate(path=b"/kv", params=KvParams(65536)))
-        await world.me(meta.SetXattr(path=b"/d/f2", name=b"user.n", value=b"v"))
+        await world.me(xattrs.SetXattr(path=b"/d/f2", name=b"user.n", value=b"v"))
         try:
             await test(world)
         finally:

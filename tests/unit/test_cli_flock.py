@@ -15,7 +15,7 @@ from ffs import errors
 from ffs.cli import flock
 from ffs.client.core import Core
 from ffs.client.locks import Lock
-from ffs.proto import meta
+from ffs.proto import locking, meta
 
 # Says that it runs, and how it was told to end.
 COMMAND = """
@@ -84,7 +84,7 @@ class Service:
     over = False
 
     def __init__(self) -> None:
-        self.held: list[meta.LockHolder] = []
+        self.held: list[locking.LockHolder] = []
         self.fails: errors.FfsError | None = None
         self.options = type("Options", (), {"request_timeout_s": 30.0})
 
@@ -94,16 +94,16 @@ class Service:
     def call(self, request: meta.Request, reply: type, undo: object = None) -> Any:
         if self.fails:
             raise self.fails
-        if isinstance(request, meta.Lock):
-            self.held.append(meta.LockHolder(7, request.owner, request.kind, request.exclusive, 0))
-            return meta.LockReply(ino=3, granted=True, holders=[])
+        if isinstance(request, locking.Lock):
+            self.held.append(locking.LockHolder(7, request.owner, request.kind, request.exclusive, 0))
+            return locking.LockReply(ino=3, granted=True, holders=[])
         self.held.clear()
-        return meta.LocksReply(ino=3, holders=[])
+        return locking.LocksReply(ino=3, holders=[])
 
-    def ask_if_there(self, request: meta.Request, reply: type) -> meta.LocksReply:
+    def ask_if_there(self, request: meta.Request, reply: type) -> locking.LocksReply:
         if self.fails:
             raise self.fails
-        return meta.LocksReply(ino=3, holders=list(self.held))
+        return locking.LocksReply(ino=3, holders=list(self.held))
 
 
 def taken(service: Service) -> Lock:
@@ -121,8 +121,8 @@ def test_a_lock_that_others_ended_is_noticed_once_the_service_is_asked() -> None
     mine = service.held[0]
     # Somebody else's, and another one of this process.
     service.held = [
-        meta.LockHolder(8, mine.owner, 0, True, 0),
-        meta.LockHolder(7, mine.owner + 1, 0, True, 0),
+        locking.LockHolder(8, mine.owner, 0, True, 0),
+        locking.LockHolder(7, mine.owner + 1, 0, True, 0),
     ]
     service.fails = errors.NotFound("gone")
     assert why() == ""  # nobody can tell

@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ffs import errors
-from ffs.proto import meta
-from ffs.proto.meta import FsckFinding, FsckPage
+from ffs.proto import checks, meta
+from ffs.proto.checks import FsckFinding, FsckPage
 from ffs.proto.records import DIRECTORY, ROOT_INO
 from metadata.fs import fsck
 from metadata.fs.core import Core
@@ -41,35 +41,35 @@ MAX_DEPTH: Final = 64  # how far up, and among how many siblings, a path is look
 MAX_SIBLINGS: Final = 5000
 
 
-async def scan(core: Core, req: meta.FsckScan) -> FsckPage:
+async def scan(core: Core, req: checks.FsckScan) -> FsckPage:
     """One page. Raises NotPermitted, InvalidArgument."""
     read = core.store.read
     await read(lambda snap: need_administrator(snap, req))
     after = req.after
-    if req.what == meta.SCAN_ENTRIES:
+    if req.what == checks.SCAN_ENTRIES:
         return await read(lambda snap: pages.entries(snap, after, (b"d", b"e")))
-    if req.what == meta.SCAN_DIRECTORY:
+    if req.what == checks.SCAN_DIRECTORY:
         return await read(lambda snap: pages.entries(snap, after, dirent_span(req.ino), req.ino))
-    if req.what == meta.SCAN_INODES:
+    if req.what == checks.SCAN_INODES:
         return await read(lambda snap: pages.inodes(snap, after or b"i"))
-    if req.what == meta.SCAN_SESSIONS:
+    if req.what == checks.SCAN_SESSIONS:
         return await read(lambda snap: pages.sessions(snap, after or b"L"))
-    if req.what == meta.SCAN_SPACES:
+    if req.what == checks.SCAN_SPACES:
         return await read(lambda snap: pages.spaces(snap, after or b"q"))
-    if req.what in (meta.SCAN_NAMES, meta.SCAN_STATE):
-        if len(req.only) % pages.ID.size or len(req.only) > meta.MAX_FSCK_ONLY * pages.ID.size:
-            raise errors.InvalidArgument(f"give at most {meta.MAX_FSCK_ONLY} inode ids of 8 bytes")
+    if req.what in (checks.SCAN_NAMES, checks.SCAN_STATE):
+        if len(req.only) % pages.ID.size or len(req.only) > checks.MAX_FSCK_ONLY * pages.ID.size:
+            raise errors.InvalidArgument(f"give at most {checks.MAX_FSCK_ONLY} inode ids of 8 bytes")
         only = [ino for (ino,) in pages.ID.iter_unpack(req.only)]
-        if req.what == meta.SCAN_STATE:
+        if req.what == checks.SCAN_STATE:
             return await read(lambda snap: pages.states(snap, only))
         return await read(lambda snap: pages.names(snap, after or b"d", frozenset(only)))
-    if req.what == meta.SCAN_CHUNKS:
+    if req.what == checks.SCAN_CHUNKS:
         return await fsck_chunks.chunks_of(core, req)
-    if req.what == meta.SCAN_QUOTAS:
+    if req.what == checks.SCAN_QUOTAS:
         return await read(lambda snap: fsck_quota.quotas(snap, after))
-    if req.what == meta.SCAN_CHARGES:
+    if req.what == checks.SCAN_CHARGES:
         return await read(lambda snap: fsck_quota.charges(snap, after))
-    if req.what == meta.SCAN_AGAIN:
+    if req.what == checks.SCAN_AGAIN:
         return await _again(core, req.findings)
     raise errors.InvalidArgument(f"this version can't scan for {req.what}")
 
@@ -85,8 +85,10 @@ async def need_administrator(reader: Reader, req: meta.Request) -> None:
 
 
 async def _again(core: Core, findings: Sequence[FsckFinding]) -> FsckPage:
-    if len(findings) > meta.MAX_FSCK_FINDINGS:
-        raise errors.InvalidArgument(f"at most {meta.MAX_FSCK_FINDINGS} findings are looked at again at once")
+    if len(findings) > checks.MAX_FSCK_FINDINGS:
+        raise errors.InvalidArgument(
+            f"at most {checks.MAX_FSCK_FINDINGS} findings are looked at again at once"
+        )
     page = FsckPage(findings=[], looked=len(findings))
     for finding in findings:
 

@@ -7,8 +7,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from ffs import errors
-from ffs.proto import meta
-from ffs.proto.meta import FsckFinding, FsckPage
+from ffs.proto import checks
+from ffs.proto.checks import FsckFinding, FsckPage
 from ffs.proto.records import FILE, Inode
 from metadata.fs import fsck
 from metadata.fs.core import Core
@@ -77,7 +77,7 @@ def _next_key(key: bytes) -> bytes:
 _UNKNOWN: Final = (errors.ChainUnavailable, errors.Unreachable, errors.DeadlineExceeded, errors.ProtocolError)
 
 
-async def chunks_of(core: Core, req: meta.FsckScan) -> FsckPage:
+async def chunks_of(core: Core, req: checks.FsckScan) -> FsckPage:
     """What a chain holds, against inodes that are read afterwards. Of a space that isn't a file's the
     first chunks are enough."""
     try:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ffs import errors
-from ffs.proto.meta import FsckFinding, FsckPage
+from ffs.proto.checks import FsckFinding, FsckPage
 from ffs.proto.records import DIRECTORY, KV_SPACE, ROOT_INO, Inode
 from metadata.fs import fsck
 from metadata.fs.fsck import Counters, Entry
@@ -53,7 +53,7 @@ SKIP_PAGE: Final = 200  # clients or inodes, of whose many keys only the first i
 IN_ONE: Final = 20_000  # entries of a directory that are counted in one transaction
 
 ID: Final = Struct("<Q")
-_STATE: Final = Struct("<QqQBB")  # meta.FSCK_STATE
+_STATE: Final = Struct("<QqQBB")  # checks.FSCK_STATE
 _INODE_KEY_BYTES: Final = len(inode_key(0))
 
 

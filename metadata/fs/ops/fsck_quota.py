@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from ffs.proto.meta import FsckFinding, FsckPage
+from ffs.proto.checks import FsckFinding, FsckPage
 from ffs.proto.quota import READY
 from ffs.proto.records import DIRECTORY, FILE, Inode, QuotaRecord
 from metadata.fs import fsck, quota
@@ -54,8 +54,8 @@ KINDS: Final = (USAGE, CHARGE, UNCOUNTED, LEFT)
 PAGE: Final = 1000  # keys of quotas
 INODES: Final = 1000  # keys of inodes
 
-_USAGE: Final = Struct("<QQqqQ")  # meta.FSCK_USAGE
-_SUM: Final = Struct("<Qqq")  # meta.FSCK_SUM
+_USAGE: Final = Struct("<QQqqQ")  # checks.FSCK_USAGE
+_SUM: Final = Struct("<Qqq")  # checks.FSCK_SUM
 _INODE_KEY_BYTES: Final = len(inode_key(0))
 
 

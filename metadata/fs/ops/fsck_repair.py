@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from ffs import errors
 from ffs.layout import Layout
-from ffs.proto import meta
-from ffs.proto.meta import FsckFinding, FsckRepaired
+from ffs.proto import checks
+from ffs.proto.checks import FsckFinding, FsckRepaired
 from ffs.proto.records import DIRECTORY, FILE, FLAG_REMOVED, KV_SPACE, ROOT_INO, ClientSession, Garbage, Inode
 from metadata.fs import fsck
 from metadata.fs.core import Core
@@ -43,7 +43,7 @@ from metadata.kv.contract import Transaction
 LOST_FOUND: Final = b"lost+found"
 
 
-async def repair(core: Core, txn: Transaction, req: meta.FsckRepair) -> FsckRepaired:
+async def repair(core: Core, txn: Transaction, req: checks.FsckRepair) -> FsckRepaired:
     """Mends one finding, if it holds in this transaction. NotPermitted; InvalidArgument if it can't be."""
     await look.need_administrator(txn, req)
     finding = await look.still(core, txn, req.finding)

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from ffs import errors
-from ffs.proto import meta
-from ffs.proto.meta import LOCK_ENTRIES, LOCK_FLOCK, LockHolder
+from ffs.proto import locking
+from ffs.proto.locking import LOCK_ENTRIES, LOCK_FLOCK, LockHolder
 from ffs.proto.records import DIRECTORY, FLAG_LOCKED, FLAG_REMOVED, Inode, LockRecord
 from metadata.fs.core import Core
 from metadata.fs.ops.stat import resolve
@@ -48,7 +48,7 @@ class Held(Exception):
         self.ino = ino
 
 
-async def lock(core: Core, txn: Transaction, req: meta.Lock, *, wait: bool) -> meta.LockReply:
+async def lock(core: Core, txn: Transaction, req: locking.Lock, *, wait: bool) -> locking.LockReply:
     """Takes it if nobody is in the way; else raises Held if `wait`, or says who has it."""
     if req.kind not in (LOCK_FLOCK, LOCK_ENTRIES):
         raise errors.InvalidArgument(f"locks of kind {req.kind} aren't known to this version", req.path)
@@ -72,7 +72,7 @@ async def lock(core: Core, txn: Transaction, req: meta.Lock, *, wait: bool) -> m
     if others:
         if wait:
             raise Held(ino)
-        return meta.LockReply(ino=ino, granted=False, holders=others[:MAX_HOLDERS])
+        return locking.LockReply(ino=ino, granted=False, holders=others[:MAX_HOLDERS])
     if len(held) >= MAX_HOLDERS:
         raise errors.Busy(f"{len(held)} locks are held already", req.path)
     txn.set(mine, encode(LockRecord(exclusive=exclusive, since_ns=core.now_ns())))
@@ -82,10 +82,10 @@ async def lock(core: Core, txn: Transaction, req: meta.Lock, *, wait: bool) -> m
     if req.kind == LOCK_ENTRIES and not inode.flags & FLAG_LOCKED:
         # Whoever makes or removes an entry reads this inode: one of the two is a conflict.
         txn.set(inode_key(ino), encode(msgspec.structs.replace(inode, flags=inode.flags | FLAG_LOCKED)))
-    return meta.LockReply(ino=ino, granted=True, holders=[])
+    return locking.LockReply(ino=ino, granted=True, holders=[])
 
 
-async def give_up_shared(txn: Transaction, req: meta.Lock, ino: int) -> bool:
+async def give_up_shared(txn: Transaction, req: locking.Lock, ino: int) -> bool:
     """Before waiting for an exclusive lock: a shared one of the same owner goes, or two who want to change
     theirs would wait for each other. Says whether there was one."""
     mine = lock_key(ino, req.kind, req.client, req.owner)
@@ -95,28 +95,28 @@ async def give_up_shared(txn: Transaction, req: meta.Lock, ino: int) -> bool:
     return True
 
 
-async def unlock(core: Core, txn: Transaction, req: meta.Unlock) -> meta.LocksReply:
+async def unlock(core: Core, txn: Transaction, req: locking.Unlock) -> locking.LocksReply:
     if not req.force:
         ino = req.ino or (await resolve(txn, req.creds, req.path, 0))[0]
         data = await txn.get(lock_key(ino, req.kind, req.client, req.owner))
         if data is None:
-            return meta.LocksReply(ino=ino, holders=[])
+            return locking.LocksReply(ino=ino, holders=[])
         await end(txn, ino, req.kind, req.client, req.owner)
         gone = decode_lock(data)
         holder = LockHolder(req.client, req.owner, req.kind, gone.exclusive, gone.since_ns)
-        return meta.LocksReply(ino=ino, holders=[holder])
+        return locking.LocksReply(ino=ino, holders=[holder])
     ino, inode = await resolve(txn, req.creds, req.path, req.ino)
     if not owns(inode, req.creds):
         raise errors.NotPermitted("only the owner, or root, may end the locks of others", req.path)
     held = [holder for holder in await _living(txn, ino) if holder.kind == req.kind]
     for holder in held:
         await end(txn, ino, holder.kind, holder.client, holder.owner)
-    return meta.LocksReply(ino=ino, holders=held)
+    return locking.LocksReply(ino=ino, holders=held)
 
 
-async def get_locks(core: Core, reader: Reader, req: meta.GetLocks) -> meta.LocksReply:
+async def get_locks(core: Core, reader: Reader, req: locking.GetLocks) -> locking.LocksReply:
     ino, _ = await resolve(reader, req.creds, req.path, req.ino)
-    return meta.LocksReply(ino=ino, holders=await _holders(reader, ino))
+    return locking.LocksReply(ino=ino, holders=await _holders(reader, ino))
 
 
 async def need_unlocked(reader: Reader, client: int, ino: int, inode: Inode, path: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ffs import errors
-from ffs.proto import meta
+from ffs.proto import xattrs
 from ffs.proto.common import Creds, OkReply
 from ffs.proto.records import DIRECTORY, FILE, FLAG_XATTR, Inode, XattrNames
 from metadata.fs.core import Core
@@ -39,9 +39,11 @@ def _failed(number: int, message: str, path: bytes) -> errors.FfsError:
 
 def _check_name(name: bytes, path: bytes) -> None:
     """What Linux checks before it looks at the file."""
-    if not 1 <= len(name) <= meta.MAX_XATTR_NAME_BYTES or b"\0" in name:
+    if not 1 <= len(name) <= xattrs.MAX_XATTR_NAME_BYTES or b"\0" in name:
         raise _failed(
-            errno.ERANGE, f"an attribute's name has 1 to {meta.MAX_XATTR_NAME_BYTES} bytes without NUL", path
+            errno.ERANGE,
+            f"an attribute's name has 1 to {xattrs.MAX_XATTR_NAME_BYTES} bytes without NUL",
+            path,
         )
 
 
@@ -75,46 +77,46 @@ def _missing(name: bytes, path: bytes) -> errors.NoData:
     return errors.NoData(f"there is no attribute {name.decode(errors='replace')!r}", path or None)
 
 
-async def get(core: Core, reader: Reader, req: meta.GetXattr) -> meta.XattrReply:
+async def get(core: Core, reader: Reader, req: xattrs.GetXattr) -> xattrs.XattrReply:
     _check_name(req.name, req.path)
     ino, inode = await resolve(reader, req.creds, req.path, req.ino, req.follow)
     _judge(inode, req.creds, req.name, req.path, R)
     value = await reader.get(xattr_key(ino, req.name)) if inode.flags & FLAG_XATTR else None
     if value is None:
         raise _missing(req.name, req.path)
-    return meta.XattrReply(value=value)
+    return xattrs.XattrReply(value=value)
 
 
-async def list_names(core: Core, reader: Reader, req: meta.ListXattr) -> meta.ListXattrReply:
+async def list_names(core: Core, reader: Reader, req: xattrs.ListXattr) -> xattrs.ListXattrReply:
     """Needs no more than reaching the file, as on Linux."""
     ino, inode = await resolve(reader, req.creds, req.path, req.ino, req.follow)
-    return meta.ListXattrReply(names=sorted((await _names(reader, ino, inode)).names))
+    return xattrs.ListXattrReply(names=sorted((await _names(reader, ino, inode)).names))
 
 
-async def set_value(core: Core, txn: Transaction, req: meta.SetXattr) -> OkReply:
+async def set_value(core: Core, txn: Transaction, req: xattrs.SetXattr) -> OkReply:
     path, name, value = req.path, req.name, req.value
-    if req.flags & ~(meta.XATTR_CREATE | meta.XATTR_REPLACE):
+    if req.flags & ~(xattrs.XATTR_CREATE | xattrs.XATTR_REPLACE):
         raise errors.InvalidArgument(f"flags {req.flags}: 0, create (1) or replace (2)", path or None)
     _check_name(name, path)
-    if len(value) > meta.MAX_XATTR_VALUE_BYTES:
+    if len(value) > xattrs.MAX_XATTR_VALUE_BYTES:
         raise _failed(
-            errno.E2BIG, f"a value has at most {meta.MAX_XATTR_VALUE_BYTES} bytes, not {len(value)}", path
+            errno.E2BIG, f"a value has at most {xattrs.MAX_XATTR_VALUE_BYTES} bytes, not {len(value)}", path
         )
     ino, inode = await resolve(txn, req.creds, path, req.ino, req.follow)
     _judge(inode, req.creds, name, path, W)
     known = await _names(txn, ino, inode)
     there = name in known.names
-    if there and req.flags & meta.XATTR_CREATE:
+    if there and req.flags & xattrs.XATTR_CREATE:
         raise errors.Exists(f"there is an attribute {name.decode(errors='replace')!r} already", path or None)
-    if not there and req.flags & meta.XATTR_REPLACE:
+    if not there and req.flags & xattrs.XATTR_REPLACE:
         raise _missing(name, path)
     old = len(await txn.get(xattr_key(ino, name)) or b"") if there else 0
     names = known.names if there else [*known.names, name]
     total = known.value_bytes - old + len(value)
-    if sum(len(each) + 1 for each in names) > meta.MAX_XATTR_LIST_BYTES:
+    if sum(len(each) + 1 for each in names) > xattrs.MAX_XATTR_LIST_BYTES:
         raise _failed(
             errno.E2BIG,
-            f"the names of a file's attributes have {meta.MAX_XATTR_LIST_BYTES} bytes at most",
+            f"the names of a file's attributes have {xattrs.MAX_XATTR_LIST_BYTES} bytes at most",
             path,
         )
     if total > MAX_ALL_VALUE_BYTES:
@@ -130,7 +132,7 @@ async def set_value(core: Core, txn: Transaction, req: meta.SetXattr) -> OkReply
     return OkReply()
 
 
-async def remove(core: Core, txn: Transaction, req: meta.RemoveXattr) -> OkReply:
+async def remove(core: Core, txn: Transaction, req: xattrs.RemoveXattr) -> OkReply:
     path, name = req.path, req.name
     _check_name(name, path)
     ino, inode = await resolve(txn, req.creds, path, req.ino, req.follow)

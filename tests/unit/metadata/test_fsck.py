@@ -16,7 +16,7 @@ from namespace_fakes import Caller
 from ffs import errors
 from ffs.client.fsck import STATE, disagreeing, judge_names
 from ffs.layout import Placement, file_chunk_key
-from ffs.proto import meta, records
+from ffs.proto import checks, locking, meta, records
 from ffs.proto.common import Creds, decode_capability
 from ffs.proto.quota import SetQuota
 from ffs.proto.records import DIRECTORY, FILE, Dirent, Inode, KvParams
@@ -62,7 +62,7 @@ def test_what_is_well_is_clean(pages: int) -> None:
         view = w.cluster.table(1)
         assert view is not None
         w.chains.write(opened.ino, opened.attributes.layout, 0, 50_000, 9000, view.chains)  # not reported yet
-        await w.me(meta.Lock(path=b"/d", owner=3))
+        await w.me(locking.Lock(path=b"/d", owner=3))
         await w.me(meta.Open(path=b"/d", flags=meta.OPEN_WRITE | meta.OPEN_TMPFILE))
         await w.me(meta.Unlink(path=b"/d/f3"))  # its chunks aren't collected
         await w.me(meta.RemoveTree(path=b"/d/inside"))
@@ -188,7 +188,7 @@ def test_a_count_is_corrected_while_others_add() -> None:
         finding = next(each for each in (await w.check()).findings)
         await w.make(b"/d/new1")
         await asyncio.gather(
-            w.namespace.handle(w.me.prepare(meta.FsckRepair(finding=finding))),
+            w.namespace.handle(w.me.prepare(checks.FsckRepair(finding=finding))),
             *(_mkdir(w, b"/d/new-%d" % number) for number in range(6)),
         )
         assert (await w.me(meta.Stat(path=b"/d"))).attributes.length == 9 + 1 + 6
@@ -208,7 +208,7 @@ def test_a_directory_that_changes_while_it_is_counted(right: bool, monkeypatch: 
 
         async def meanwhile(request: meta.Request) -> None:
             nonlocal made
-            if isinstance(request, meta.FsckScan) and request.what == meta.SCAN_ENTRIES and request.after:
+            if isinstance(request, checks.FsckScan) and request.what == checks.SCAN_ENTRIES and request.after:
                 await w.mkdir(b"/d/0-%d" % made)  # before what was counted already
                 made += 1
 
@@ -282,7 +282,7 @@ def test_a_link_count_isnt_corrected_after_a_change() -> None:
         await w.write((inode_key(f2) + SUB_LINKS, counter(6)))
         (finding,) = (await w.check()).findings
         await w.me(meta.Rename(source=b"/d/f2", target=b"/f2"))
-        reply = await w.me(meta.FsckRepair(finding=finding))
+        reply = await w.me(checks.FsckRepair(finding=finding))
         assert (reply.done, reply.text) == (False, "it isn't so any more")
         assert await w.get(inode_key(f2) + SUB_LINKS) == counter(6)
 
@@ -294,9 +294,9 @@ def test_a_repair_sent_again_repairs_once() -> None:
         f2 = await w.ino(b"/d/f2")
         await w.write((inode_key(f2) + SUB_LINKS, counter(6)))
         (finding,) = (await w.check()).findings
-        first = await w.me(meta.FsckRepair(finding=finding))
+        first = await w.me(checks.FsckRepair(finding=finding))
         assert await w.me.resend() == first
-        assert not (await w.me(meta.FsckRepair(finding=finding))).done
+        assert not (await w.me(checks.FsckRepair(finding=finding))).done
         assert await w.get(inode_key(f2) + SUB_LINKS) == counter(0)
 
     run(test)
@@ -349,7 +349,7 @@ def test_a_session_that_is_being_settled_is_no_finding() -> None:
     async def test(w: World) -> None:
         other = await Caller.connect(w.namespace)
         await other(meta.Open(path=b"/d/f7", flags=meta.OPEN_WRITE))
-        await other(meta.Lock(path=b"/d", owner=3))
+        await other(locking.Lock(path=b"/d", owner=3))
         await other(meta.SessionClose())
         assert await w.get(ended_key(other.client)) is not None
         assert (await w.check()).clean
@@ -401,7 +401,7 @@ def test_orphan_chunks_of_a_restored_store_stay() -> None:
         assert not report.clean
         assert far in w.chains.spaces()
         with pytest.raises(errors.InvalidArgument):
-            await w.me(meta.FsckRepair(finding=report.findings[0]))
+            await w.me(checks.FsckRepair(finding=report.findings[0]))
         for ino, given in ((w.gone, True), (far, False), (await w.ino(b"/d"), True), (5, False)):
             assert await w.store.read(lambda snap, ino=ino: given_out(snap, ino)) == given  # type: ignore[misc]
 
@@ -500,16 +500,16 @@ def test_only_administrators() -> None:
         other = await Caller.connect(w.namespace, Creds(1000, 1000))
         for what in range(1, 10):
             with pytest.raises(errors.NotPermitted):
-                await other(meta.FsckScan(what=what))
+                await other(checks.FsckScan(what=what))
         with pytest.raises(errors.NotPermitted):
-            await other(meta.FsckRepair(finding=meta.FsckFinding(kind=fsck.ORPHAN, ino=1)))
+            await other(checks.FsckRepair(finding=checks.FsckFinding(kind=fsck.ORPHAN, ino=1)))
         with pytest.raises(errors.InvalidArgument):
-            await w.me(meta.FsckScan(what=99))
+            await w.me(checks.FsckScan(what=99))
         with pytest.raises(errors.InvalidArgument):
-            await w.me(meta.FsckScan(what=meta.SCAN_SESSIONS, after=b"x"))
+            await w.me(checks.FsckScan(what=checks.SCAN_SESSIONS, after=b"x"))
         root = decode_inode(await w.get(inode_key(1)) or b"")
         await w.write((inode_key(1), encode(msgspec.structs.replace(root, uid=1000))))
-        await other(meta.FsckScan(what=meta.SCAN_ENTRIES))  # it owns / now
+        await other(checks.FsckScan(what=checks.SCAN_ENTRIES))  # it owns / now
 
     run(test)
 
@@ -561,7 +561,7 @@ def test_a_busy_namespace_gives_no_false_finding(seed: int, monkeypatch: pytest.
                         meta.Unlink(path=name),
                         meta.RemoveTree(path=name),
                         meta.KvCreate(path=name, params=KvParams(65536)),
-                        meta.Lock(path=name, owner=rng.randrange(3)),
+                        locking.Lock(path=name, owner=rng.randrange(3)),
                         meta.Open(path=name, flags=W),
                         meta.Open(path=name, flags=W | meta.OPEN_TRUNC),
                     )

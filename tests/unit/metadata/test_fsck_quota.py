@@ -13,7 +13,7 @@ from namespace_fakes import Caller
 
 from ffs import errors
 from ffs.client.fsck import SUM, USAGE, judge_usage
-from ffs.proto import meta
+from ffs.proto import checks, meta
 from ffs.proto.common import Creds
 from ffs.proto.quota import COUNTING, GetQuota, ListQuotas, QuotaView, Reserve, SetQuota
 from metadata.fs.fsck import UNREADABLE
@@ -208,7 +208,7 @@ def test_a_quota_that_is_used_all_the_time_is_unsettled_and_not_wrong() -> None:
         async def meanwhile(request: meta.Request) -> None:
             nonlocal turn
             turn += 1
-            if isinstance(request, meta.FsckScan) and request.what == meta.SCAN_QUOTAS:
+            if isinstance(request, checks.FsckScan) and request.what == checks.SCAN_QUOTAS:
                 await other(meta.Open(path=b"/d/busy%d" % turn, flags=W))
 
         report = await w.check(meanwhile=meanwhile)
@@ -255,7 +255,7 @@ def test_a_repair_that_comes_too_late_does_nothing() -> None:
         await w.store.run(add(quota_bytes_key(view.quota, 0), 5))
         [finding] = (await w.check()).findings
         await w.me(meta.MkDir(path=b"/d/later"))
-        assert not (await w.me(meta.FsckRepair(finding=finding))).done
+        assert not (await w.me(checks.FsckRepair(finding=finding))).done
         assert (await quota(w)).quota == view.quota
 
     run(test)
@@ -274,9 +274,9 @@ def test_a_record_that_cant_be_read() -> None:
 def test_who_may_ask() -> None:
     async def test(w: World) -> None:
         user = await Caller.connect(w.namespace, Creds(1000, 1000))
-        for what in (meta.SCAN_QUOTAS, meta.SCAN_CHARGES):
+        for what in (checks.SCAN_QUOTAS, checks.SCAN_CHARGES):
             with pytest.raises(errors.NotPermitted):
-                await user(meta.FsckScan(what=what))
+                await user(checks.FsckScan(what=what))
 
     run(test)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ffs import errors
-from ffs.proto import meta
+from ffs.proto import locking, meta
 from ffs.proto.common import Creds
 from ffs.proto.records import FLAG_LOCKED, KvParams
 from metadata.fs.namespace import Namespace
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
 
 from namespace_fakes import Caller, make_namespace
 
-ENTRIES = meta.LOCK_ENTRIES
+ENTRIES = locking.LOCK_ENTRIES
 
 
 def go(test: Callable[[Namespace, Caller, Caller], Awaitable[None]]) -> None:
@@ -48,20 +48,20 @@ def test_shared_and_exclusive() -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
         for caller, owner in ((a, 1), (a, 2), (b, 1)):
-            assert (await caller(meta.Lock(path=b"/d", owner=owner, exclusive=False))).granted
-        refused = await b(meta.Lock(path=b"/d", owner=1))
+            assert (await caller(locking.Lock(path=b"/d", owner=owner, exclusive=False))).granted
+        refused = await b(locking.Lock(path=b"/d", owner=1))
         assert not refused.granted
         assert [(h.client, h.owner, h.label) for h in refused.holders] == [
             (a.client, 1, "test"),
             (a.client, 2, "test"),
         ]
         for owner in (1, 2):
-            assert (await a(meta.Unlock(path=b"/d", owner=owner))).holders
-        assert (await b(meta.Lock(path=b"/d", owner=1))).granted  # its own shared one becomes exclusive
-        assert not (await b(meta.Lock(path=b"/d", owner=2, exclusive=False))).granted
-        assert [h.exclusive for h in (await a(meta.GetLocks(path=b"/d"))).holders] == [True]
-        assert not (await a(meta.Unlock(path=b"/d", owner=1))).holders  # it has none
-        await b(meta.Unlock(path=b"/d", owner=1))
+            assert (await a(locking.Unlock(path=b"/d", owner=owner))).holders
+        assert (await b(locking.Lock(path=b"/d", owner=1))).granted  # its own shared one becomes exclusive
+        assert not (await b(locking.Lock(path=b"/d", owner=2, exclusive=False))).granted
+        assert [h.exclusive for h in (await a(locking.GetLocks(path=b"/d"))).holders] == [True]
+        assert not (await a(locking.Unlock(path=b"/d", owner=1))).holders  # it has none
+        await b(locking.Unlock(path=b"/d", owner=1))
         assert await lock_keys(namespace) == 0
 
     go(test)
@@ -70,11 +70,11 @@ def test_shared_and_exclusive() -> None:
 def test_waiting_until_it_is_released() -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
-        await a(meta.Lock(path=b"/d"))
-        waiting = asyncio.ensure_future(b(meta.Lock(path=b"/d", wait_ms=10_000)))
+        await a(locking.Lock(path=b"/d"))
+        waiting = asyncio.ensure_future(b(locking.Lock(path=b"/d", wait_ms=10_000)))
         await asyncio.sleep(0.02)
         assert not waiting.done()
-        await a(meta.Unlock(path=b"/d"))
+        await a(locking.Unlock(path=b"/d"))
         assert (await waiting).granted
         assert not namespace.core.lock_waiters._events
 
@@ -84,11 +84,11 @@ def test_waiting_until_it_is_released() -> None:
 def test_waiting_ends_with_the_time_and_the_late_copy_stays_refused() -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
-        await a(meta.Lock(path=b"/d"))
-        assert not (await b(meta.Lock(path=b"/d", wait_ms=20))).granted
-        await a(meta.Unlock(path=b"/d"))
+        await a(locking.Lock(path=b"/d"))
+        assert not (await b(locking.Lock(path=b"/d", wait_ms=20))).granted
+        await a(locking.Unlock(path=b"/d"))
         again = await b.resend()
-        assert isinstance(again, meta.LockReply)
+        assert isinstance(again, locking.LockReply)
         assert not again.granted
         assert await lock_keys(namespace) == 0
 
@@ -99,24 +99,24 @@ def test_two_who_make_shared_locks_exclusive_dont_wait_for_each_other() -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
         for caller in (a, b):
-            await caller(meta.Lock(path=b"/d", exclusive=False))
-        first = asyncio.ensure_future(a(meta.Lock(path=b"/d", wait_ms=10_000)))
-        second = asyncio.ensure_future(b(meta.Lock(path=b"/d", wait_ms=10_000)))
+            await caller(locking.Lock(path=b"/d", exclusive=False))
+        first = asyncio.ensure_future(a(locking.Lock(path=b"/d", wait_ms=10_000)))
+        second = asyncio.ensure_future(b(locking.Lock(path=b"/d", wait_ms=10_000)))
         done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         winner = a if first in done else b
-        await winner(meta.Unlock(path=b"/d"))
+        await winner(locking.Unlock(path=b"/d"))
         assert (await first).granted
         assert (await second).granted
 
     go(test)
 
 
-@pytest.mark.parametrize("kind", [meta.LOCK_FLOCK, ENTRIES])
+@pytest.mark.parametrize("kind", [locking.LOCK_FLOCK, ENTRIES])
 def test_a_session_that_ends_lets_go(kind: int) -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
-        await a(meta.Lock(path=b"/d", kind=kind))
-        waiting = asyncio.ensure_future(b(meta.Lock(path=b"/d", kind=kind, wait_ms=10_000)))
+        await a(locking.Lock(path=b"/d", kind=kind))
+        waiting = asyncio.ensure_future(b(locking.Lock(path=b"/d", kind=kind, wait_ms=10_000)))
         await asyncio.sleep(0)
         await a(meta.SessionClose())
         assert (await waiting).granted
@@ -130,11 +130,11 @@ def test_more_locks_than_one_transaction_ends() -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
         for owner in range(450):
-            assert (await a(meta.Lock(path=b"/d", owner=owner, exclusive=False))).granted
+            assert (await a(locking.Lock(path=b"/d", owner=owner, exclusive=False))).granted
         await a(meta.SessionClose())
         assert await lock_keys(namespace) > 0
-        assert (await b(meta.Lock(path=b"/d"))).granted  # what is left doesn't count
-        await b(meta.Unlock(path=b"/d"))
+        assert (await b(locking.Lock(path=b"/d"))).granted  # what is left doesn't count
+        await b(locking.Unlock(path=b"/d"))
         await SessionSweeper(namespace.core).step()
         assert await lock_keys(namespace) == 0
 
@@ -164,8 +164,10 @@ def test_entries_that_are_locked_are_changed_by_the_holder_only(what: str) -> No
         await a(meta.MkDir(path=b"/d/e", parents=True))
         for path in (b"/f", b"/d/f"):
             await a(meta.Open(path=path, flags=meta.OPEN_READ | meta.OPEN_CREATE))
-        assert (await a(meta.Lock(path=b"/d", kind=ENTRIES, owner=1))).granted
-        assert not (await a(meta.Lock(path=b"/d", kind=ENTRIES, owner=2))).granted  # by another thread, say
+        assert (await a(locking.Lock(path=b"/d", kind=ENTRIES, owner=1))).granted
+        assert not (
+            await a(locking.Lock(path=b"/d", kind=ENTRIES, owner=2))
+        ).granted  # by another thread, say
         import msgspec
 
         with pytest.raises(errors.Busy, match="locked by test"):
@@ -180,12 +182,12 @@ def test_entries_that_are_locked_are_changed_by_the_holder_only(what: str) -> No
 def test_after_the_lock_everybody_may() -> None:
     async def test(namespace: Namespace, a: Caller, b: Caller) -> None:
         await a(meta.MkDir(path=b"/d"))
-        reply = await a(meta.Lock(path=b"/d", kind=ENTRIES))
+        reply = await a(locking.Lock(path=b"/d", kind=ENTRIES))
         store = namespace.core.store
         inode = await store.read(lambda snap: find_inode(snap, reply.ino))
         assert inode is not None
         assert inode.flags & FLAG_LOCKED
-        await a(meta.Unlock(path=b"/d", kind=ENTRIES))
+        await a(locking.Unlock(path=b"/d", kind=ENTRIES))
         inode = await store.read(lambda snap: find_inode(snap, reply.ino))
         assert inode is not None
         assert not inode.flags & FLAG_LOCKED
@@ -200,21 +202,21 @@ def test_who_may() -> None:
         await a(meta.MkDir(path=b"/secret", mode=0o700))
         await a(meta.Open(path=b"/f", flags=meta.OPEN_READ | meta.OPEN_CREATE))
         b.creds = Creds(1000, 1000)
-        assert (await b(meta.Lock(path=b"/d", owner=1, exclusive=False))).granted
+        assert (await b(locking.Lock(path=b"/d", owner=1, exclusive=False))).granted
         with pytest.raises(errors.AccessDenied):
-            await b(meta.Lock(path=b"/secret"))
+            await b(locking.Lock(path=b"/secret"))
         with pytest.raises(errors.AccessDenied):
-            await b(meta.Lock(path=b"/d", kind=ENTRIES))
+            await b(locking.Lock(path=b"/d", kind=ENTRIES))
         with pytest.raises(errors.NotADirectory):
-            await a(meta.Lock(path=b"/f", kind=ENTRIES))
+            await a(locking.Lock(path=b"/f", kind=ENTRIES))
         with pytest.raises(errors.NotFound):
-            await a(meta.Lock(path=b"/nothing"))
+            await a(locking.Lock(path=b"/nothing"))
         with pytest.raises(errors.InvalidArgument):
-            await a(meta.Lock(path=b"/d", kind=7))
-        await a(meta.Lock(path=b"/d", owner=1, exclusive=False))
+            await a(locking.Lock(path=b"/d", kind=7))
+        await a(locking.Lock(path=b"/d", owner=1, exclusive=False))
         with pytest.raises(errors.NotPermitted):
-            await b(meta.Unlock(path=b"/d", force=True))
-        ended = await a(meta.Unlock(path=b"/d", force=True))
+            await b(locking.Unlock(path=b"/d", force=True))
+        ended = await a(locking.Unlock(path=b"/d", force=True))
         assert {holder.client for holder in ended.holders} == {a.client, b.client}
 
     go(test)
@@ -227,7 +229,7 @@ def test_a_tree_with_a_locked_directory_in_it_stays() -> None:
         for path in (b"/t/x/locked", b"/t/y", b"/elsewhere/d"):
             await a(meta.MkDir(path=path, parents=True))
         for path in (b"/t/x/locked", b"/elsewhere/d"):
-            assert (await a(meta.Lock(path=path, kind=ENTRIES, owner=1))).granted
+            assert (await a(locking.Lock(path=path, kind=ENTRIES, owner=1))).granted
         for path in (b"/t", b"/t/x", b"/t/x/locked"):
             with pytest.raises(errors.Busy, match="locked by test"):
                 await b(meta.RemoveTree(path=path))
@@ -235,11 +237,11 @@ def test_a_tree_with_a_locked_directory_in_it_stays() -> None:
         await b(meta.Rename(source=b"/t", target=b"/u"))  # takes the lock along
         with pytest.raises(errors.Busy):
             await b(meta.RemoveTree(path=b"/u"))
-        await a(meta.Unlock(path=b"/u/x/locked", kind=ENTRIES, owner=1))
+        await a(locking.Unlock(path=b"/u/x/locked", kind=ENTRIES, owner=1))
         await b(meta.RemoveTree(path=b"/u"))
 
         await a(meta.MkDir(path=b"/own/d", parents=True))
-        assert (await a(meta.Lock(path=b"/own/d", kind=ENTRIES, owner=2))).granted
+        assert (await a(locking.Lock(path=b"/own/d", kind=ENTRIES, owner=2))).granted
         # Its own tree goes, and isn't where it was for whoever looks at the lock afterwards.
         await b(meta.MkDir(path=b"/above"))
         await b(meta.Rename(source=b"/own", target=b"/above/own"))
@@ -270,9 +272,9 @@ def test_a_lock_and_the_removal_of_its_tree_conflict(first: str) -> None:
         core = namespace.core
         await a(meta.MkDir(path=b"/t/d", parents=True))
         removal = b.prepare(meta.RemoveTree(path=b"/t"))
-        request = a.prepare(meta.Lock(path=b"/t/d", kind=ENTRIES, owner=1))
+        request = a.prepare(locking.Lock(path=b"/t/d", kind=ENTRIES, owner=1))
         assert isinstance(removal, meta.RemoveTree)
-        assert isinstance(request, meta.Lock)
+        assert isinstance(request, locking.Lock)
         one, two = core.store.begin(), core.store.begin()
         if first == "removal":
             one, two = two, one

@@ -14,7 +14,7 @@ import pytest
 
 from ffs import errors
 from ffs.layout import Layout
-from ffs.proto import common, meta, quota, records
+from ffs.proto import checks, common, locking, meta, quota, records, xattrs
 from ffs.proto.common import Capability, Creds, decode_capability, encode_capability
 from metadata.fs import schema
 
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "metadata.json"
 LAYOUT = Layout(3, 7, 2**64 - 1, 1 << 20, 4)
 KV = records.KvParams(1 << 20, 32, 1 << 40, 3_600_000, b"\x01" * 32, records.KV_EVICTABLE)
 ATTRIBUTES = meta.Attributes(1, 17409, 2, 0o644, 1000, 1001, 2, 2**40, 10**18, 10**18 + 1, 5, 6, LAYOUT, None)
-FINDING = meta.FsckFinding(
+FINDING = checks.FsckFinding(
     kind="wrong-link-count",
     ino=5,
     parent=1,
@@ -47,7 +47,7 @@ QUOTA = quota.QuotaView(
     used_entries=7,
     state=quota.COUNTING,
 )
-HOLDER = meta.LockHolder(7, 2**62, meta.LOCK_FLOCK, True, 10**18, "host:1")
+HOLDER = locking.LockHolder(7, 2**62, locking.LOCK_FLOCK, True, 10**18, "host:1")
 HEAD: dict[str, Any] = {"client": 2**63, "slot": 5, "sequence": 9, "creds": Creds(1000, 1001, (4, 5))}
 
 RECORDS: dict[str, msgspec.Struct] = {
@@ -102,22 +102,22 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "set-kv-space": meta.SetKvSpace(
         path=b"/kv", what=5, quota_bytes=1 << 40, ttl_ms=0, evictable=False, **HEAD
     ),
-    "get-xattr": meta.GetXattr(path=b"/a", name=b"user.n", **HEAD),
-    "xattr-reply": meta.XattrReply(value=b"\0\xff"),
-    "set-xattr": meta.SetXattr(path=b"/a", follow=False, name=b"user.n", value=b"v", flags=1, **HEAD),
-    "remove-xattr": meta.RemoveXattr(ino=5, name=b"user.n", **HEAD),
-    "list-xattr": meta.ListXattr(path=b"/a", **HEAD),
-    "list-xattr-reply": meta.ListXattrReply(names=[b"user.a", b"user.b"]),
+    "get-xattr": xattrs.GetXattr(path=b"/a", name=b"user.n", **HEAD),
+    "xattr-reply": xattrs.XattrReply(value=b"\0\xff"),
+    "set-xattr": xattrs.SetXattr(path=b"/a", follow=False, name=b"user.n", value=b"v", flags=1, **HEAD),
+    "remove-xattr": xattrs.RemoveXattr(ino=5, name=b"user.n", **HEAD),
+    "list-xattr": xattrs.ListXattr(path=b"/a", **HEAD),
+    "list-xattr-reply": xattrs.ListXattrReply(names=[b"user.a", b"user.b"]),
     "stat-by-id": meta.Stat(ino=5, ticket=bytes(range(16)), want_ticket=True, **HEAD),
     "opened-ticket": meta.Opened(ino=5, attributes=ATTRIBUTES, ticket=bytes(range(16))),
-    "lock": meta.Lock(
-        ino=5, kind=meta.LOCK_ENTRIES, owner=2**62, exclusive=False, wait_ms=5000, ticket=bytes(16), **HEAD
+    "lock": locking.Lock(
+        ino=5, kind=locking.LOCK_ENTRIES, owner=2**62, exclusive=False, wait_ms=5000, ticket=bytes(16), **HEAD
     ),
-    "lock-reply": meta.LockReply(ino=5, granted=True, holders=[]),
-    "lock-reply-held": meta.LockReply(ino=5, granted=False, holders=[HOLDER]),
-    "unlock": meta.Unlock(path=b"/a", owner=2**62, force=True, **HEAD),
-    "get-locks": meta.GetLocks(path=b"/a", **HEAD),
-    "locks-reply": meta.LocksReply(ino=5, holders=[HOLDER]),
+    "lock-reply": locking.LockReply(ino=5, granted=True, holders=[]),
+    "lock-reply-held": locking.LockReply(ino=5, granted=False, holders=[HOLDER]),
+    "unlock": locking.Unlock(path=b"/a", owner=2**62, force=True, **HEAD),
+    "get-locks": locking.GetLocks(path=b"/a", **HEAD),
+    "locks-reply": locking.LocksReply(ino=5, holders=[HOLDER]),
     "kv-create": meta.KvCreate(path=b"/kv", params=KV, **HEAD),
     "opened-quota": meta.Opened(ino=5, attributes=ATTRIBUTES, handle=9, reserved=1 << 20),
     "length-quota": meta.LengthReply(length=100, epoch=2, reserved=100),
@@ -134,14 +134,14 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "quota-list": quota.QuotaList(quotas=[QUOTA], more=True),
     "reserve": quota.Reserve(ino=5, handle=9, epoch=2, end=1 << 30, **HEAD),
     "reserved": quota.Reserved(reserved=1 << 31, epoch=2),
-    "fsck-scan": meta.FsckScan(
+    "fsck-scan": checks.FsckScan(
         what=9, after=b"d", ino=5, only=bytes(8), chain=3, table=1, findings=(FINDING,), **HEAD
     ),
-    "fsck-page": meta.FsckPage(
+    "fsck-page": checks.FsckPage(
         findings=[FINDING], next=b"d\0", rows=bytes(26), looked=7, again=(5,), unknown="x"
     ),
-    "fsck-repair": meta.FsckRepair(finding=FINDING, **HEAD),
-    "fsck-repaired": meta.FsckRepaired(done=True, text="removed"),
+    "fsck-repair": checks.FsckRepair(finding=FINDING, **HEAD),
+    "fsck-repaired": checks.FsckRepaired(done=True, text="removed"),
 }
 
 KEYS: dict[str, bytes] = {

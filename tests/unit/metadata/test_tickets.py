@@ -12,7 +12,7 @@ import pytest
 from namespace_fakes import CLUSTER, Caller, FakeChains, FakeCluster, make_namespace
 
 from ffs import errors
-from ffs.proto import meta, quota
+from ffs.proto import locking, meta, quota, xattrs
 from ffs.proto.common import Creds, ErrorReply, Message
 from ffs.proto.records import KvParams
 from metadata.fs.core import Core
@@ -35,13 +35,13 @@ BUILD: dict[type[Message], Callable[[int], meta.Request]] = {
     meta.CapabilityRenew: lambda ino: meta.CapabilityRenew(ino=ino),
     meta.SetAttr: lambda ino: meta.SetAttr(ino=ino, what=meta.SET_MTIME_NOW),
     meta.Link: lambda ino: meta.Link(ino=ino, target=b"/stolen"),
-    meta.GetXattr: lambda ino: meta.GetXattr(ino=ino, name=b"user.n"),
-    meta.SetXattr: lambda ino: meta.SetXattr(ino=ino, name=b"user.n", value=b"v"),
-    meta.RemoveXattr: lambda ino: meta.RemoveXattr(ino=ino, name=b"user.n"),
-    meta.ListXattr: lambda ino: meta.ListXattr(ino=ino),
-    meta.Lock: lambda ino: meta.Lock(ino=ino),
-    meta.Unlock: lambda ino: meta.Unlock(ino=ino, force=True),
-    meta.GetLocks: lambda ino: meta.GetLocks(ino=ino),
+    xattrs.GetXattr: lambda ino: xattrs.GetXattr(ino=ino, name=b"user.n"),
+    xattrs.SetXattr: lambda ino: xattrs.SetXattr(ino=ino, name=b"user.n", value=b"v"),
+    xattrs.RemoveXattr: lambda ino: xattrs.RemoveXattr(ino=ino, name=b"user.n"),
+    xattrs.ListXattr: lambda ino: xattrs.ListXattr(ino=ino),
+    locking.Lock: lambda ino: locking.Lock(ino=ino),
+    locking.Unlock: lambda ino: locking.Unlock(ino=ino, force=True),
+    locking.GetLocks: lambda ino: locking.GetLocks(ino=ino),
     meta.SetKvSpace: lambda ino: meta.SetKvSpace(ino=ino, what=meta.SET_TTL, ttl_ms=5),
     quota.SetQuota: lambda ino: quota.SetQuota(ino=ino),
     quota.GetQuota: lambda ino: quota.GetQuota(ino=ino),
@@ -64,7 +64,7 @@ class World:
         await world.owner(meta.MkDir(path=b"/private", mode=0o700))
         await world.owner(meta.MkDir(path=b"/private/d", mode=0o777))
         world.opened = await world.owner(meta.Open(path=b"/private/f", flags=W, mode=0o666))
-        await world.owner(meta.SetXattr(path=b"/private/f", name=b"user.n", value=b"v"))
+        await world.owner(xattrs.SetXattr(path=b"/private/f", name=b"user.n", value=b"v"))
         params = KvParams(block_bytes=4096)
         space = (await world.owner(meta.KvCreate(path=b"/private/kv", params=params, mode=0o666))).ino
         directory = (await world.owner(meta.Stat(path=b"/private/d"))).attributes.ino
