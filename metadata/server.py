@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import ffs
 from ffs.errors import NotPermitted
 from ffs.proto import checks, locking, meta
-from ffs.proto.cluster import GetCluster, GetRouting, GetSpaces, GetStatus, Ping
+from ffs.proto.cluster import GetRouting, GetStatus, Ping
+from ffs.proto.commands import GetCluster, GetSpaces
 from ffs.proto.common import Message, encode_capability
 from ffs.rpc.address import format_address
 from ffs.rpc.handshake import Peer

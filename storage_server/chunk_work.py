@@ -23,7 +23,7 @@ from ffs._native.ring import (
     error_of_cqe,
 )
 from ffs.errors import StaleEpoch
-from ffs.proto.cluster import (
+from ffs.proto.chain_calls import (
     LastChunk,
     LastChunkReply,
     ListChunks,

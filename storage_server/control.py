@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ffs.errors import InvalidArgument, NotPermitted, ProtocolError
-from ffs.proto.cluster import ListChunks, Ping, RemovePage, TruncateChunk
+from ffs.proto.chain_calls import ListChunks, RemovePage, TruncateChunk
+from ffs.proto.cluster import Ping
 from ffs.proto.common import Message, OkReply
 from ffs.rpc.handshake import Peer
 from storage_server.chunk_work import Request

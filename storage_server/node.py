@@ -20,6 +20,7 @@ from ffs._native.routes import ChainRoute, TargetRoute
 from ffs._native.server import NativeServer, ShardInfo, SpacePolicy, SpaceUse, clock_ms
 from ffs.errors import Fenced, FfsError, NotFound
 from ffs.proto import cluster as proto
+from ffs.proto import spaces as space_proto
 from ffs.proto.auth import KeySet, sign_capability
 from ffs.proto.common import Capability, encode_capability
 from ffs.rpc.caller import Caller
@@ -36,7 +37,7 @@ POLL_MS: Final = 1500  # below ffs.rpc.caller's patience with one of several add
 USE_S: Final = 1.0  # between two reports of what KV spaces hold,
 USES_A_SECOND: Final = 2000  # or longer, so that no more than so many are told
 NO_KEYS: Final = KeySet(revision=0, sign=0, keys=())
-NO_SPACES: Final = proto.SpaceConfig(revision=(0, 0), policies=())
+NO_SPACES: Final = space_proto.SpaceConfig(revision=(0, 0), policies=())
 LEASE_PARTS: Final = (15, 16)  # of a lease that are used: the rest is for clocks that run apart
 
 _REPORTS: Final = tuple[proto.TargetReport, ...]
@@ -273,7 +274,7 @@ class Node:
         key = self._keys.signing_key()
         return encode_capability(capability) if key is None else sign_capability(capability, key)
 
-    async def _take_spaces(self, spaces: proto.SpaceConfig | None) -> None:
+    async def _take_spaces(self, spaces: space_proto.SpaceConfig | None) -> None:
         """Hands over newer policies of KV spaces. Until the first, nothing is evicted."""
         async with self._configuring:
             if spaces is None or spaces.revision <= self._spaces.revision:
@@ -281,7 +282,7 @@ class Node:
             await self.native(self._native.set_spaces, [_policy(policy) for policy in spaces.policies])
             self._spaces = spaces
 
-    async def _space_use(self) -> tuple[proto.SpaceUse, ...]:
+    async def _space_use(self) -> tuple[space_proto.SpaceUse, ...]:
         """What targets hold of KV spaces, once a second, more seldom if there are many: () says nothing. What
         is being counted still isn't told."""
         now_s = asyncio.get_running_loop().time()
@@ -337,19 +338,19 @@ class Node:
             self._reachable = False
 
 
-def _policy(policy: proto.SpacePolicy) -> SpacePolicy:
+def _policy(policy: space_proto.SpacePolicy) -> SpacePolicy:
     return SpacePolicy(
         space=policy.space,
         chain=policy.chain,
         quota_bytes=policy.quota_bytes,
         ttl_ms=policy.ttl_ms,
-        evictable=bool(policy.flags & proto.SPACE_EVICTABLE),
-        dedup=bool(policy.flags & proto.SPACE_DEDUP),
+        evictable=bool(policy.flags & space_proto.SPACE_EVICTABLE),
+        dedup=bool(policy.flags & space_proto.SPACE_DEDUP),
     )
 
 
-def _use(use: SpaceUse) -> proto.SpaceUse:
-    return proto.SpaceUse(
+def _use(use: SpaceUse) -> space_proto.SpaceUse:
+    return space_proto.SpaceUse(
         target=use.target,
         space=use.space,
         chunks=use.chunks,

@@ -21,7 +21,7 @@ from ffs.cli.cluster_view import (
 )
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.errors import NotFound
-from ffs.proto.cluster import ClusterReply, GetCluster
+from ffs.proto.commands import ClusterReply, GetCluster
 
 if TYPE_CHECKING:
     from ffs.client.client import Client

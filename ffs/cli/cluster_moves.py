@@ -16,7 +16,8 @@ from ffs.cli.cluster_view import View, arrived, condition, fold, on_its_way, sha
 from ffs.cli.parsing import Commands, command, connect, print_json
 from ffs.cli.text import format_bytes, plural
 from ffs.errors import FfsError, InvalidArgument
-from ffs.proto.cluster import (
+from ffs.proto.cluster import TargetState
+from ffs.proto.commands import (
     ChainView,
     ClusterReply,
     DrainNode,
@@ -27,7 +28,6 @@ from ffs.proto.cluster import (
     MoveReply,
     Rebalance,
     ReplaceTarget,
-    TargetState,
 )
 
 if TYPE_CHECKING:

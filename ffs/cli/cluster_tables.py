@@ -9,14 +9,8 @@ from ffs.cli.cluster_view import View, condition
 from ffs.cli.parsing import Commands, command, connect, count_argument, print_json
 from ffs.cli.text import plural, table
 from ffs.errors import Exists, InvalidArgument
-from ffs.proto.cluster import (
-    DEFAULT_CHAINS_PER_DEVICE,
-    ROLES,
-    ClusterReply,
-    CreateTable,
-    CreateTableReply,
-    GetCluster,
-)
+from ffs.proto.cluster import DEFAULT_CHAINS_PER_DEVICE, ROLES, CreateTable, CreateTableReply
+from ffs.proto.commands import ClusterReply, GetCluster
 
 
 def add_verbs(verbs: Commands) -> None:

@@ -7,16 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ffs.cli.text import format_bytes, format_seconds, plural, table
-from ffs.proto.cluster import (
-    ChainView,
-    ClusterReply,
-    DeviceView,
-    NodeView,
-    SpaceView,
-    SyncView,
-    TargetState,
-    TargetView,
-)
+from ffs.proto.cluster import TargetState
+from ffs.proto.commands import ChainView, ClusterReply, DeviceView, NodeView, SyncView, TargetView
+from ffs.proto.spaces import SpaceView
 
 REASONS = 5  # that status names
 SYNCS = 8

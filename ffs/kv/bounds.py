@@ -13,8 +13,9 @@ from ffs.client.paths import wire_path
 from ffs.errors import InvalidArgument
 from ffs.kv.geometry import Geometry
 from ffs.proto import meta
-from ffs.proto.cluster import GetSpaces, SpacesReply, SpaceView
+from ffs.proto.commands import GetSpaces, SpacesReply
 from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvParams
+from ffs.proto.spaces import SpaceView
 
 if TYPE_CHECKING:
     from ffs.client.client import Client

@@ -14,11 +14,22 @@ from typing import Any, cast
 import msgspec
 
 from ffs.errors import ProtocolError
-from ffs.proto import auth, cluster, common, meta
+from ffs.proto import (
+    auth,
+    chain_calls,
+    checks,
+    cluster,
+    commands,
+    common,
+    locking,
+    meta,
+    quota,
+    xattrs,
+)
 from ffs.proto.common import ErrorReply, Message
 from ffs.rpc.frame import REPLY, encode_frame
 
-MODULES = (common, meta, auth, cluster)
+MODULES = (common, meta, quota, locking, xattrs, checks, auth, cluster, commands, chain_calls)
 
 
 def message_classes() -> list[type[Message]]:

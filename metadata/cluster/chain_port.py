@@ -12,18 +12,17 @@ from struct import Struct
 from typing import Final, cast
 
 from ffs.errors import ChainUnavailable, ConnectionLost, FfsError, ShutDown, Unreachable
-from ffs.proto.cluster import (
+from ffs.proto.chain_calls import (
     LastChunk,
     LastChunkReply,
     ListChunks,
     ListChunksReply,
-    NodeRecord,
     RaiseSpaceEpoch,
     RemovePage,
     RemovePageReply,
-    TargetState,
     TruncateChunk,
 )
+from ffs.proto.cluster import NodeRecord, TargetState
 from ffs.proto.common import Message
 from ffs.rpc.address import parse_address
 from ffs.rpc.aio import Connection

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from msgspec.structs import replace
 
 from ffs.errors import Busy, FfsError, InvalidArgument, NoSpace, NotFound, NotPermitted, Overloaded
-from ffs.proto.cluster import (
-    ChainRecord,
+from ffs.proto.cluster import ChainRecord, NodeRecord
+from ffs.proto.commands import (
     DrainNode,
     ForceLead,
     ForceLeadReply,
     ForgetNode,
     GetCluster,
     MoveReply,
-    NodeRecord,
     Rebalance,
     ReplaceTarget,
 )

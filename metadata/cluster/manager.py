@@ -29,7 +29,6 @@ from ffs.proto.cluster import (
     ChainRecord,
     CreateTable,
     GetRouting,
-    GetSpaces,
     GetStatus,
     Heartbeat,
     HeartbeatReply,
@@ -41,6 +40,7 @@ from ffs.proto.cluster import (
     WaitConfig,
     WaitConfigReply,
 )
+from ffs.proto.commands import GetSpaces
 from ffs.proto.common import Message, OkReply
 from ffs.rpc.handshake import Peer
 from metadata.auth.keys import KeyKeeper, Signer

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ffs.proto.cluster import Heartbeat, SpaceChainView, SpaceUse, SpaceView
+from ffs.proto.cluster import Heartbeat
 from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvIndexEntry
+from ffs.proto.spaces import SpaceChainView, SpaceUse, SpaceView
 from metadata.cluster.members import serving_of
 from metadata.cluster.routing import View
 

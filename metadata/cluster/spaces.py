@@ -17,16 +17,10 @@ from msgspec import Struct
 
 from ffs.errors import Damaged, FfsError, NotFound
 from ffs.layout import Placement
-from ffs.proto.cluster import (
-    GetSpaces,
-    Heartbeat,
-    SpaceConfig,
-    SpacePolicy,
-    SpacesReply,
-    SpaceUse,
-    SpaceView,
-)
+from ffs.proto.cluster import Heartbeat
+from ffs.proto.commands import GetSpaces, SpacesReply
 from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KvIndexEntry
+from ffs.proto.spaces import SpaceConfig, SpacePolicy, SpaceUse, SpaceView
 from metadata.cluster.lease import Lease
 from metadata.cluster.routing import View
 from metadata.cluster.shares import Load, rebalance, split

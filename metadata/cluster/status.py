@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Final
 from ffs.proto.cluster import (
     ChainRecord,
     ChainStatus,
-    ChainView,
-    ClusterReply,
     DeviceInfo,
     DeviceStatus,
-    DeviceView,
     NodeRecord,
     NodeStatus,
-    NodeView,
     StatusReply,
-    SyncView,
     TargetRecord,
     TargetReport,
     TargetState,
-    TargetView,
 )
+from ffs.proto.commands import ChainView, ClusterReply, DeviceView, NodeView, SyncView, TargetView
 from metadata.cluster.chain import Decision, shown_states
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.lease import Lease

@@ -18,7 +18,7 @@ from chaos_replicas import differences, replicas
 
 import ffs
 from ffs.errors import FfsError
-from ffs.proto.cluster import ClusterReply, GetCluster, TargetView
+from ffs.proto.commands import ClusterReply, GetCluster, TargetView
 
 CHUNK = 64 << 10
 BLOCK = 16 << 10

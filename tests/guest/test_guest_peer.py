@@ -15,6 +15,7 @@ from chaos_hosts import Loopback
 
 import ffs
 from ffs.proto import cluster as proto
+from ffs.proto.commands import ChainView
 
 SHARED = Path("/mnt/guest")  # of both guests
 HERE, THERE = "10.98.0.1", "10.98.0.2"
@@ -79,6 +80,6 @@ def test_what_was_acknowledged_outlives_a_host(cluster: Cluster) -> None:
         assert file.pread(len(wanted), 0) == wanted
 
 
-def serving(chain: proto.ChainView) -> list[int]:
+def serving(chain: ChainView) -> list[int]:
     states = zip(chain.members, chain.states, strict=True)
     return [member for member, state in states if state == proto.TargetState.SERVING]

@@ -17,7 +17,7 @@ from ffs.cli import main
 from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import Client
 from ffs.kv import Space, Status
-from ffs.proto.cluster import ClusterReply, GetCluster
+from ffs.proto.commands import ClusterReply, GetCluster
 
 BLOCK = 1 << 20
 COUNT = 24

@@ -15,7 +15,7 @@ from ffs import errors
 from ffs.cli.devcluster.handle import DevCluster
 from ffs.client.client import Client
 from ffs.kv import Results, Space, Status
-from ffs.proto.cluster import ClusterReply, DeviceView, GetCluster
+from ffs.proto.commands import ClusterReply, DeviceView, GetCluster
 
 BLOCK = 64 << 10
 PATIENCE_S = 60.0  # for what comes by itself; no figure

@@ -26,7 +26,8 @@ from ffs.cli.cluster_view import (
     target_state,
 )
 from ffs.errors import FfsError, InvalidArgument
-from ffs.proto.cluster import (
+from ffs.proto.cluster import TableRoute, TargetState
+from ffs.proto.commands import (
     ChainView,
     ClusterReply,
     DeviceView,
@@ -34,8 +35,6 @@ from ffs.proto.cluster import (
     ForceLeadReply,
     NodeView,
     SyncView,
-    TableRoute,
-    TargetState,
     TargetView,
 )
 

@@ -30,16 +30,10 @@ from ffs.kv.geometry import Geometry
 from ffs.kv.int8 import BlockShape
 from ffs.layout import Layout
 from ffs.proto import meta
-from ffs.proto.cluster import (
-    ChainView,
-    ClusterReply,
-    DeviceView,
-    NodeView,
-    SpaceView,
-    TableRoute,
-    TargetView,
-)
+from ffs.proto.cluster import TableRoute
+from ffs.proto.commands import ChainView, ClusterReply, DeviceView, NodeView, TargetView
 from ffs.proto.records import KV_EVICTABLE, KV_SPACE, KvParams
+from ffs.proto.spaces import SpaceView
 
 KV = KvParams(1 << 20, quota_bytes=10 << 30, ttl_ms=12 * 3600 * 1000, flags=KV_EVICTABLE)
 BARE = KvParams(4096)

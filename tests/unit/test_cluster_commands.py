@@ -24,7 +24,7 @@ from commands_world import (
 from msgspec.structs import replace
 
 from ffs.errors import Busy, InvalidArgument, NoSpace, NotFound, NotPermitted
-from ffs.proto import cluster as proto
+from ffs.proto.commands import DrainNode, ForceLead, GetCluster, Rebalance
 from ffs.rpc.handshake import Peer
 from metadata.cluster.members import Member
 from metadata.cluster.moves import Moves, RebalanceRecord, is_free, observe, released
@@ -42,16 +42,16 @@ def test_add_gives_a_new_node_its_share_and_ends() -> None:
             await write(manager.store, node_records(4, targets=16))
             await manager.routing.refresh()
             manager.hear()
-            reply = await manager.ask(proto.Rebalance(onto="n4"))
+            reply = await manager.ask(Rebalance(onto="n4"))
             assert reply.targets == 9
             await manager.commands.tick()
-            assert (await manager.ask(proto.GetCluster())).rebalancing, "chains are on their way"
+            assert (await manager.ask(GetCluster())).rebalancing, "chains are on their way"
             for _ in range(4):
                 await settle(manager)
             check(manager.view)
             assert len(on_node(manager.view, 4)) == 9
             await manager.commands.tick()
-            assert not (await manager.ask(proto.GetCluster())).rebalancing
+            assert not (await manager.ask(GetCluster())).rebalancing
 
     run(test)
 
@@ -81,11 +81,11 @@ def test_a_dry_run_changes_nothing_and_add_says_what_is_wrong() -> None:
             await manager.routing.refresh()
             manager.hear()
             before = manager.view
-            assert (await manager.ask(proto.Rebalance(only_plan=True))).targets == 9
+            assert (await manager.ask(Rebalance(only_plan=True))).targets == 9
             assert manager.view is before
             await Moves(manager.store, manager.lease).set_draining(4, True)
             with pytest.raises(InvalidArgument, match=r"is being drained: undo that first.*--undo"):
-                await manager.ask(proto.Rebalance(onto="n4"))
+                await manager.ask(Rebalance(onto="n4"))
 
     run(test)
 
@@ -123,7 +123,7 @@ def test_a_plan_that_is_no_longer_true_is_not_carried_out() -> None:
 def test_a_released_target_is_free_only_when_its_server_says_that_it_is_empty() -> None:
     async def test() -> None:
         async with cluster(nodes=4) as manager:
-            await manager.ask(proto.DrainNode(node="n2"))
+            await manager.ask(DrainNode(node="n2"))
             chain = next(c for c in manager.view.chains.values() if c.wanted != c.members)
             left = next(t for t in chain.members if t not in chain.wanted)
             await write(
@@ -155,11 +155,11 @@ def test_full_and_failed_devices_take_nothing() -> None:
         async with cluster(nodes=4) as manager:
             manager.hear(free_bytes=10)
             with pytest.raises(NoSpace, match="holds up to 1000 bytes, and the emptiest device has 10 left"):
-                await manager.ask(proto.DrainNode(node="n2"))
+                await manager.ask(DrainNode(node="n2"))
             manager.hear()
             for target, known in manager.nodes[3].reports.items():
                 manager.nodes[3].reports[target] = replace(known, poisoned=True)
-            await manager.ask(proto.DrainNode(node="n2"))
+            await manager.ask(DrainNode(node="n2"))
             before = {t for c in manager.view.chains.values() for t in c.members}
             fresh = {t for c in manager.view.chains.values() for t in c.wanted} - before
             assert {manager.view.targets[t].node for t in fresh} <= {1, 4}
@@ -185,19 +185,19 @@ def test_force_lead_only_when_nobody_else_can() -> None:
             offline = replace(chain, states=(SERVING, SERVING, OFFLINE), incarnations=(1, 1, 0), counter=5)
             await write(manager.store, {chain_key(1): offline})
             with pytest.raises(Busy, match="hasn't been looked at yet"):
-                await manager.ask(proto.ForceLead(target=three))
+                await manager.ask(ForceLead(target=three))
             judged(manager, 1, {one: Member.GONE, two: Member.RETURNED, three: Member.OUTSIDE})
             with pytest.raises(InvalidArgument, match=f"needs no force: target {two} "):
-                await manager.ask(proto.ForceLead(target=three, confirmed=True))
+                await manager.ask(ForceLead(target=three, confirmed=True))
             judged(manager, 1, {one: Member.GONE, two: Member.SILENT, three: Member.OUTSIDE})
             with pytest.raises(InvalidArgument, match="wait for the failure timeout"):
-                await manager.ask(proto.ForceLead(target=three, confirmed=True))
+                await manager.ask(ForceLead(target=three, confirmed=True))
             judged(manager, 1, {one: Member.GONE, two: Member.WIPED, three: Member.GONE})
             with pytest.raises(InvalidArgument, match="isn't there"):
-                await manager.ask(proto.ForceLead(target=three, confirmed=True))
+                await manager.ask(ForceLead(target=three, confirmed=True))
             assert manager.view.chains[1].forced == 0
             judged(manager, 1, {one: Member.GONE, two: Member.WIPED, three: Member.OUTSIDE})
-            asked = await manager.ask(proto.ForceLead(target=three))
+            asked = await manager.ask(ForceLead(target=three))
             assert (asked.chain, asked.done, manager.view.chains[1].forced) == (1, False, 0)
             assert [(member, why) for member, _, why in asked.absent] == [
                 (one, "not heard for 1 s"),
@@ -205,11 +205,11 @@ def test_force_lead_only_when_nobody_else_can() -> None:
             ]
             assert asked.silent == ()  # the records say alive
             assert asked.notes == (f"target {three} has 7 chunks, and took part last in version 1.1",)
-            done = await manager.ask(proto.ForceLead(target=three, confirmed=True))
+            done = await manager.ask(ForceLead(target=three, confirmed=True))
             assert done.done
             assert manager.view.chains[1].forced == three
             with pytest.raises(NotFound, match="is in no chain"):
-                await manager.ask(proto.ForceLead(target=9999))
+                await manager.ask(ForceLead(target=9999))
 
     run(test)
 
@@ -222,7 +222,7 @@ def test_what_a_device_is_registered_as_is_told() -> None:
             told = replace(device, null_data=True, role="kv")
             await write(manager.store, {node_key(2): replace(record, devices=(told,))})
             await manager.routing.refresh()
-            status = await manager.ask(proto.GetCluster())
+            status = await manager.ask(GetCluster())
             devices = [device for node in status.nodes for device in node.devices]
             assert [device.null_data for device in devices] == [False, True, False]
             assert [device.role for device in devices] == ["", "kv", ""]
@@ -234,9 +234,7 @@ def test_storage_nodes_give_no_commands() -> None:
     async def test() -> None:
         async with cluster() as manager:
             with pytest.raises(NotPermitted):
-                await manager.commands.handle(
-                    Peer("storage", "n", 0, 0, 1, False), proto.DrainNode(node="n2")
-                )
+                await manager.commands.handle(Peer("storage", "n", 0, 0, 1, False), DrainNode(node="n2"))
 
     run(test)
 

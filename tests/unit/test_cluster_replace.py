@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ffs.errors import InvalidArgument, NotFound
 from ffs.proto import cluster as proto
+from ffs.proto.commands import GetCluster, Rebalance, ReplaceTarget
 from metadata.cluster.moves import find_device, find_node, find_targets
 from metadata.cluster.schema import node_key, target_key
 
@@ -38,10 +39,10 @@ def test_replace_a_dead_disk_by_its_place() -> None:
         async with cluster(nodes=3) as manager:
             lost = on_node(manager.view, 2)
             await lose_disk(manager, 2)
-            status = await manager.ask(proto.GetCluster())
+            status = await manager.ask(GetCluster())
             devices = {d.uuid: d for n in status.nodes if n.id == 2 for d in n.devices}
             assert (devices[device_uuid(2)].here, devices[device_uuid(2)].used_targets) == (False, len(lost))
-            reply = await manager.ask(proto.ReplaceTarget(what="/dev/0@n2"))
+            reply = await manager.ask(ReplaceTarget(what="/dev/0@n2"))
             assert reply.targets == len(lost)
             check(manager.view)
             wanted = {t for c in manager.view.chains.values() for t in c.wanted}
@@ -49,7 +50,7 @@ def test_replace_a_dead_disk_by_its_place() -> None:
             assert len(fresh) == len(lost)
             assert not wanted & lost
             with pytest.raises(InvalidArgument, match="nothing to replace"):
-                await manager.ask(proto.ReplaceTarget(what=device_uuid(2).hex()))
+                await manager.ask(ReplaceTarget(what=device_uuid(2).hex()))
 
     run(test)
 
@@ -76,11 +77,11 @@ def test_a_new_disk_takes_the_place_of_a_lost_one_by_itself() -> None:
             await settle(manager)
             assert on_node(manager.view, 2) & lost == set()
             # The lost disk's targets stay on record, and can drop nothing: a rebalance doesn't wait for them.
-            await manager.ask(proto.Rebalance())
+            await manager.ask(Rebalance())
             for _ in range(4):
                 await settle(manager)
             await manager.commands.tick()
-            assert not (await manager.ask(proto.GetCluster())).rebalancing
+            assert not (await manager.ask(GetCluster())).rebalancing
 
     run(test)
 
@@ -116,7 +117,7 @@ def test_a_new_disk_that_is_too_small_is_said() -> None:
             before = manager.view
             await manager.commands.tick()
             assert manager.view is before
-            status = await manager.ask(proto.GetCluster())
+            status = await manager.ask(GetCluster())
             note = next(node.note for node in status.nodes if node.id == 2)
             assert "its new device can't take the place of" in note
             assert "10 bytes free: too little" in note
@@ -130,16 +131,14 @@ def test_replace_one_target_onto_a_device() -> None:
             chain = manager.view.chains[1]
             nodes = {manager.view.targets[t].node for t in chain.members}
             other = min({1, 2, 3, 4} - nodes)
-            reply = await manager.ask(
-                proto.ReplaceTarget(what=str(chain.members[1]), device=f"/dev/0@n{other}")
-            )
+            reply = await manager.ask(ReplaceTarget(what=str(chain.members[1]), device=f"/dev/0@n{other}"))
             assert (reply.chains, reply.targets) == ((1,), 1)
             wanted = manager.view.chains[1].wanted
             assert wanted[0] == chain.members[0]
             assert manager.view.targets[wanted[1]].node == other
             its_own = manager.view.targets[chain.members[0]].device.hex()
             with pytest.raises(InvalidArgument, match="the device whose targets are to go"):
-                await manager.ask(proto.ReplaceTarget(what=str(chain.members[0]), device=its_own))
+                await manager.ask(ReplaceTarget(what=str(chain.members[0]), device=its_own))
 
     run(test)
 

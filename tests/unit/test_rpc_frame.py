@@ -126,8 +126,13 @@ def test_tags_are_unique_and_in_their_ranges() -> None:
             "common": (0, 10),
             "meta": (10, 100),
             "quota": (48, 97),
+            "xattrs": (64, 70),
+            "locking": (70, 75),
+            "checks": (92, 96),
             "auth": (80, 90),
-            "cluster": (100, 200),
+            "cluster": (100, 150),
+            "commands": (120, 140),
+            "chain_calls": (150, 180),
         }
         low, high = ranges[home]
         assert low <= tag < high, kind

@@ -15,6 +15,7 @@ pytest.importorskip("ffs._native._ffs", reason="the native library isn't built")
 from ffs._native.server import NativeServer, SpacePolicy, SpaceUse, TargetReport, clock_ms
 from ffs.errors import Fenced, NotFound, Unreachable
 from ffs.proto import cluster as proto
+from ffs.proto import spaces as space_proto
 from ffs.proto.common import Message
 from ffs.rpc.caller import Caller
 from storage_server.node import Node
@@ -253,10 +254,12 @@ def test_a_process_that_was_replaced_ends() -> None:
 # --- KV spaces -----------------------------------------------------------------------------------------
 
 
-def spaces(revision: tuple[int, int], quota: int = 100) -> proto.SpaceConfig:
-    policy = proto.SpacePolicy(space=50, chain=3, quota_bytes=quota, ttl_ms=9, flags=proto.SPACE_EVICTABLE)
-    kept = proto.SpacePolicy(space=51, chain=3)
-    return proto.SpaceConfig(revision=revision, policies=(policy, kept))
+def spaces(revision: tuple[int, int], quota: int = 100) -> space_proto.SpaceConfig:
+    policy = space_proto.SpacePolicy(
+        space=50, chain=3, quota_bytes=quota, ttl_ms=9, flags=space_proto.SPACE_EVICTABLE
+    )
+    kept = space_proto.SpacePolicy(space=51, chain=3)
+    return space_proto.SpaceConfig(revision=revision, policies=(policy, kept))
 
 
 def test_policies_are_taken_up_before_the_configuration_and_the_lease() -> None:
@@ -321,7 +324,7 @@ def test_use_is_told_of_what_has_been_counted_once_a_second_at_most() -> None:
         told = [beat.space_use for beat in manager.beats if beat.space_use]
         assert manager.beats[0].space_use == ()  # no policy, nothing to tell
         assert told[0] == (
-            proto.SpaceUse(
+            space_proto.SpaceUse(
                 target=7,
                 space=50,
                 chunks=3,

@@ -23,7 +23,7 @@ from ffs._native.ring import (
 from ffs._native.routes import TargetRoute, c_targets
 from ffs._native.server import ShardMetrics, SpaceUse, TargetReport
 from ffs.errors import FfsError, StaleEpoch
-from ffs.proto.cluster import (
+from ffs.proto.chain_calls import (
     LastChunk,
     LastChunkReply,
     ListChunks,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ffs.proto import cluster as proto
+from ffs.proto.spaces import SpaceConfig, SpaceUse
 from ffs.rpc.handshake import Peer
 from metadata.cluster.clock import ManagerClock
 from metadata.cluster.lease import Lease
@@ -23,7 +24,7 @@ from metadata.kv.memory import MemoryStore
 
 CLUSTER = b"c" * 16
 TIMEOUT_S = 5.0
-NO_SPACES = proto.SpaceConfig(revision=(0, 0), policies=())
+NO_SPACES = SpaceConfig(revision=(0, 0), policies=())
 STORAGE = Peer("storage", "n", 0, 0, 1, False)
 CLIENT = Peer("client", "c", 0, 0, 1, False)
 
@@ -136,9 +137,9 @@ class SimNode:
     role: str = ""
     free_bytes: int = 1 << 29
     takes_spaces: bool = True  # False: a version before policies
-    spaces: proto.SpaceConfig = NO_SPACES
+    spaces: SpaceConfig = NO_SPACES
     told: int = 0  # how many SpaceConfigs it was sent in this incarnation
-    use: dict[tuple[int, int], proto.SpaceUse] = field(default_factory=dict)  # (target, space)
+    use: dict[tuple[int, int], SpaceUse] = field(default_factory=dict)  # (target, space)
 
     async def start(self, process: Process, count: int = 4) -> None:
         if not self.targets:
@@ -234,7 +235,7 @@ class SimNode:
         self.lease_ms = reply.lease_ms
         return reply
 
-    def take_spaces(self, spaces: proto.SpaceConfig) -> None:
+    def take_spaces(self, spaces: SpaceConfig) -> None:
         assert spaces.revision > self.spaces.revision
         self.spaces = spaces
         self.told += 1

@@ -10,6 +10,7 @@ from manager_world import CLIENT, Process, SimNode, nodes, run, until_primary, u
 
 from ffs.errors import ChainUnavailable, Exists, InvalidArgument
 from ffs.proto import cluster as proto
+from ffs.proto.commands import GetCluster
 from metadata.cluster.moves import misplaced, successors
 from metadata.cluster.routing import default_table
 from metadata.kv.memory import MemoryStore
@@ -57,7 +58,7 @@ def test_a_table_lies_on_devices_of_its_role_alone() -> None:
             await until_serving(process, all_nodes)
             routing = await process.ask(proto.GetRouting(), CLIENT)
             assert [route.role for route in routing.tables] == ["kv", "bulk", ""]
-            reply = await process.ask(proto.GetCluster(), CLIENT)
+            reply = await process.ask(GetCluster(), CLIENT)
             assert [node.devices[0].role for node in reply.nodes] == ["kv", "kv", "bulk", "bulk", "", ""]
             assert misplaced(process.routing.view) == {}
 
@@ -92,12 +93,12 @@ def test_a_node_that_never_came_to_register_isnt_shown() -> None:
             await process.ask(ghost)
             await all_nodes[0].start(process)  # routing is looked at again
             assert len(process.routing.view.nodes) == 2  # what was given to it is remembered
-            for request in (proto.GetCluster(), proto.GetStatus()):
+            for request in (GetCluster(), proto.GetStatus()):
                 reply = await process.ask(request, CLIENT)
                 assert [node.name for node in reply.nodes] == [all_nodes[0].name]
             late = SimNode("g", b"g" * 16, b"d" * 16)
             await late.start(process, count=2)
-            reply = await process.ask(proto.GetCluster(), CLIENT)
+            reply = await process.ask(GetCluster(), CLIENT)
             assert [node.name for node in reply.nodes] == [all_nodes[0].name, "g"]
 
     run(body)
@@ -122,7 +123,7 @@ def test_a_role_that_has_changed_is_said() -> None:
             all_nodes[0].role = ""
             await all_nodes[0].start(process)
             await until_serving(process, all_nodes)  # its data is served all the same
-            reply = await process.ask(proto.GetCluster(), CLIENT)
+            reply = await process.ask(GetCluster(), CLIENT)
             expected = "has no role, and chains of table kv (role kv), more (role kv)"
             assert expected in reply.nodes[0].note
             assert reply.nodes[1].note == ""

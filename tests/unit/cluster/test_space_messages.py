@@ -11,12 +11,14 @@ import msgpack
 import pytest
 
 from ffs.proto import cluster as proto
+from ffs.proto.commands import ForgetNode, GetSpaces
+from ffs.proto.spaces import SpaceConfig, SpacePolicy, SpaceUse
 from ffs.rpc import codec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "control" / "spaces.json"
 
-POLICY = proto.SpacePolicy(space=2**40, chain=7, quota_bytes=2**41, ttl_ms=43_200_000, flags=1)
-USE = proto.SpaceUse(
+POLICY = SpacePolicy(space=2**40, chain=7, quota_bytes=2**41, ttl_ms=43_200_000, flags=1)
+USE = SpaceUse(
     target=9,
     space=2**40,
     chunks=3,
@@ -34,12 +36,10 @@ MESSAGES: dict[str, Any] = {
         manager_ms=1,
         next_ms=2,
         term=3,
-        spaces=proto.SpaceConfig(revision=(3, 9), policies=(POLICY,)),
+        spaces=SpaceConfig(revision=(3, 9), policies=(POLICY,)),
     ),
     "wait-config": proto.WaitConfig(node=1, incarnation=2, config=(3, 4), wait_ms=1500, spaces=(3, 8)),
-    "wait-config-reply": proto.WaitConfigReply(
-        term=3, spaces=proto.SpaceConfig(revision=(3, 9), policies=())
-    ),
+    "wait-config-reply": proto.WaitConfigReply(term=3, spaces=SpaceConfig(revision=(3, 9), policies=())),
     "register-node": proto.RegisterNode(
         name="n",
         uuid=b"u" * 16,
@@ -47,8 +47,8 @@ MESSAGES: dict[str, Any] = {
         devices=(proto.DeviceInfo(uuid=b"d" * 16, path="/d", size_bytes=1, targets=(1, 2), role="kv"),),
     ),
     "create-table": proto.CreateTable(name="kv", replicas=1, role="kv"),
-    "get-spaces": proto.GetSpaces(space=2**40),
-    "forget-node": proto.ForgetNode(node="n3"),
+    "get-spaces": GetSpaces(space=2**40),
+    "forget-node": ForgetNode(node="n3"),
 }
 # Fields that were appended since the golden bytes were made.
 SINCE = {"heartbeat": 1, "heartbeat-reply": 1, "wait-config": 1, "wait-config-reply": 1}

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from ffs.errors import NotFound
 from ffs.layout import Layout
 from ffs.proto import cluster as proto
+from ffs.proto.commands import GetCluster, GetSpaces
 from ffs.proto.records import KV_DEDUP, KV_EVICTABLE, KV_SPACE, Inode, KvParams
+from ffs.proto.spaces import SPACE_EVICTABLE, SpaceUse
 from metadata.cluster import schema
 from metadata.cluster import spaces as module
 from metadata.cluster.schema import table_key
@@ -85,8 +87,8 @@ def chains_of(process: Process, node: SimNode) -> set[int]:
     return set(process.routing.view.chains_of(node.id))
 
 
-def use_of(target: int, space: int, held: int, evicted: int = 0) -> proto.SpaceUse:
-    return proto.SpaceUse(
+def use_of(target: int, space: int, held: int, evicted: int = 0) -> SpaceUse:
+    return SpaceUse(
         target=target,
         space=space,
         chunks=held >> 20,
@@ -127,7 +129,7 @@ def test_every_node_is_told_the_policies_of_its_chains() -> None:
                 seen.update(mine)
                 for policy in node.spaces.policies:
                     if policy.space == 500:
-                        assert (policy.ttl_ms, policy.flags) == (7000, proto.SPACE_EVICTABLE)
+                        assert (policy.ttl_ms, policy.flags) == (7000, SPACE_EVICTABLE)
                     else:
                         assert (policy.quota_bytes, policy.ttl_ms, policy.flags) == (0, 0, 0)
                 assert quotas(node, 501).keys() == mine.keys()
@@ -230,7 +232,7 @@ def test_use_is_what_the_heads_say() -> None:
             says(process, nodes, 500, {chain: (chain << 20, 1 << 20) for chain in chains[:-1]})
             nodes[0].use[head_of(process, chains[0]), 999] = use_of(head_of(process, chains[0]), 999, 5 << 20)
             await beat(process, nodes)
-            reply = await process.ask(proto.GetSpaces(space=500), CLIENT)
+            reply = await process.ask(GetSpaces(space=500), CLIENT)
             (view,) = reply.spaces
             assert reply.complete
             assert (view.quota_bytes, view.ttl_ms, view.evictable) == (4 * GIB, 60_000, True)
@@ -244,19 +246,19 @@ def test_use_is_what_the_heads_say() -> None:
             assert (view.chains, view.reported) == (len(chains), len(chains) - 1)
             assert sum(share.quota_bytes for share in view.shares) == 4 * GIB
             assert [share.known for share in view.shares] == [True] * (len(chains) - 1) + [False]
-            everything = await process.ask(proto.GetSpaces(), CLIENT)
+            everything = await process.ask(GetSpaces(), CLIENT)
             assert [space.space for space in everything.spaces] == [500]  # 999 isn't one
             assert everything.spaces[0].shares == ()
-            of_cluster = await process.ask(proto.GetCluster(), CLIENT)
+            of_cluster = await process.ask(GetCluster(), CLIENT)
             assert of_cluster.spaces == everything.spaces
             with pytest.raises(NotFound):
-                await process.ask(proto.GetSpaces(space=7), CLIENT)
+                await process.ask(GetSpaces(space=7), CLIENT)
             for node in nodes:  # a heartbeat without use says nothing of it
                 node.use.clear()
             await beat(process, nodes)
-            assert (await process.ask(proto.GetSpaces(), CLIENT)).spaces == everything.spaces
+            assert (await process.ask(GetSpaces(), CLIENT)).spaces == everything.spaces
             await nodes[0].start(process)  # its counters begin anew; what it held isn't known
-            (restarted,) = (await process.ask(proto.GetSpaces(), CLIENT)).spaces
+            (restarted,) = (await process.ask(GetSpaces(), CLIENT)).spaces
             assert restarted.evicted_bytes < everything.spaces[0].evicted_bytes
 
     run(body)
@@ -276,16 +278,16 @@ def test_the_use_of_very_many_is_added_up_in_turns(monkeypatch: pytest.MonkeyPat
 
             async def shown() -> bool:
                 await beat(process, nodes)
-                reply = await process.ask(proto.GetSpaces(), CLIENT)
+                reply = await process.ask(GetSpaces(), CLIENT)
                 assert [view.space for view in reply.spaces] == [500, 501, 502]
                 return [view.bytes for view in reply.spaces] == [4 * ino << 20 for ino in (500, 501, 502)]
 
             await until(shown)
-            (exact,) = (await process.ask(proto.GetSpaces(space=501), CLIENT)).spaces
+            (exact,) = (await process.ask(GetSpaces(space=501), CLIENT)).spaces
             assert exact.bytes == 4 * 501 << 20
             await put_space(store, 501, 2 * GIB)
             await process.manager.spaces.tick()
-            views = (await process.ask(proto.GetSpaces(), CLIENT)).spaces
+            views = (await process.ask(GetSpaces(), CLIENT)).spaces
             assert [view.quota_bytes for view in views] == [4 * GIB, 2 * GIB, 4 * GIB]
 
     run(body)
@@ -445,9 +447,9 @@ def test_an_earlier_stores_spaces_come_when_the_index_is_made() -> None:
             await store.run(unmake)
             await beat(process, nodes)
             assert nodes[0].spaces.policies == ()
-            assert not (await process.ask(proto.GetSpaces(), CLIENT)).complete
+            assert not (await process.ask(GetSpaces(), CLIENT)).complete
             with pytest.raises(NotFound, match="being made"):
-                await process.ask(proto.GetSpaces(space=500), CLIENT)
+                await process.ask(GetSpaces(space=500), CLIENT)
             await keep_complete(store)
             assert (await store.read(lambda snap: read_index(snap, SpaceIndex()))).complete
             await beat(process, nodes)
