@@ -64,15 +64,27 @@ inline std::vector<uint8_t> pattern(size_t size, uint32_t seed) {
 // Set up over TCP, then a queue pair (docs/rdma.md).
 constexpr auto kRdma = static_cast<net::Transport>(3);
 
-// The transports that this host has: tcp, local, and rdma where a device is.
+// The transports that this host has: tcp, local, and rdma where a device is. FFS_TEST_TRANSPORTS ("rdma",
+// "tcp,local") takes those alone, and says so where there is no device for one.
 inline std::vector<net::Transport> transports() {
-  std::vector<net::Transport> out = {net::Transport::kTcp, net::Transport::kLocal};
-  auto adapters = net::rdma::Adapters::get("");
-  if (adapters.ok()) {
-    out.push_back(kRdma);
-  } else {
-    MESSAGE("not over rdma: ", std::string(adapters.error().what));
+  const char* wanted = std::getenv("FFS_TEST_TRANSPORTS");
+  const auto takes = [wanted](const char* name) {
+    return wanted == nullptr ||
+           ("," + std::string(wanted) + ",").find("," + std::string(name) + ",") != std::string::npos;
+  };
+  std::vector<net::Transport> out;
+  if (takes("tcp")) out.push_back(net::Transport::kTcp);
+  if (takes("local")) out.push_back(net::Transport::kLocal);
+  if (takes("rdma")) {
+    auto adapters = net::rdma::Adapters::get("");
+    if (adapters.ok()) {
+      out.push_back(kRdma);
+    } else {
+      REQUIRE_MESSAGE(wanted == nullptr, "no rdma: ", std::string(adapters.error().what));
+      MESSAGE("not over rdma: ", std::string(adapters.error().what));
+    }
   }
+  REQUIRE_MESSAGE(!out.empty(), "FFS_TEST_TRANSPORTS names none of tcp, local, rdma");
   return out;
 }
 
@@ -563,6 +575,11 @@ class TestClient {
 
   uint64_t send_read(uint64_t index, uint32_t offset, uint32_t length, bool inline_data,
                      uint64_t region_at = 0, uint32_t flags = wire::kReadWantChecksums) {
+    const auto kind = inline_data ? wire::BulkKind::kInline : lent_kind();
+    return send_read(index, offset, length, kind, region_at, flags);
+  }
+  uint64_t send_read(uint64_t index, uint32_t offset, uint32_t length, wire::BulkKind kind,
+                     uint64_t region_at, uint32_t flags = wire::kReadWantChecksums) {
     wire::Read read{};
     read.context = context();
     const ChunkKey key = ChunkKey::of_file(kSpace, index);
@@ -571,8 +588,8 @@ class TestClient {
     read.length = length;
     read.flags = flags;
     read.bulk.length = length;
-    read.bulk.kind = static_cast<uint8_t>(inline_data ? wire::BulkKind::kInline : lent_kind());
-    read.bulk.region = inline_data ? 0 : region_id_;
+    read.bulk.kind = static_cast<uint8_t>(kind);
+    read.bulk.region = kind == wire::BulkKind::kInline ? 0 : region_id_;
     read.bulk.address = region_at;
     return send(Type::kRead, read);
   }
