@@ -120,6 +120,11 @@ class Nodes:
         self.configure(2, proposed=False)
         until(lambda: all(r["state"] == SERVING for r in self.reports()))
 
+    def lease(self, for_ms: int = 600_000) -> None:
+        """The manager's: without it members serve only while all of them answer each other."""
+        for node in self.nodes:
+            node.tell("lease", for_ms=for_ms)
+
     def client(self, transport: str = "auto", **options: Any) -> NativeClient:
         native = NativeClient(next(_sessions), CLUSTER, transport=transport, **options)
         native.set_routing(2, self.chains(), self.places)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ffs._native.device import device_format
 from ffs._native.routes import ChainRoute, TargetRoute
-from ffs._native.server import NativeServer
+from ffs._native.server import NativeServer, clock_ms
 
 
 def main() -> None:
@@ -48,6 +48,8 @@ def main() -> None:
                 answer = [report._asdict() for report in server.report()]
             elif order["do"] == "metrics":
                 answer = dataclasses.asdict(server.metrics(0))
+            elif order["do"] == "lease":
+                server.lease(clock_ms() + order["for_ms"])
             elif order["do"] == "fence":
                 server.fence(order["client"])
             print(json.dumps(answer), flush=True)
