@@ -8,10 +8,13 @@ python=$1
 bash "$here/prepare.sh" || { status=$?; test $status = 75 && exit 0; exit $status; }
 log=build/guest/log
 # Plugins are looked for in the metadata of every package: minutes, in emulation over 9p. Nothing here needs one.
+# Of the tests of all transports those over rdma: tcp and local have been tested outside. Pools are registered, so small.
+settings="PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 FFS_TEST_TRANSPORTS=rdma FFS_NODE_POOL=$((64 << 20))"
+tests="tests/guest tests/integration/ring/test_ring_faults.py"
 peer=()  # a second guest costs half a minute: FFS_GUEST_PEER=1
 test -z "${FFS_GUEST_PEER:-}" || peer=(--peer 'until [ -e /mnt/guest/peer-order ]; do sleep 0.2; done; . /mnt/guest/peer-order')
 if python3 "$here/run.py" --seconds "${GUEST_SECONDS:-900}" "${peer[@]}" -- \
-  "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $python -m pytest -p no:cacheprovider --color=no tests/guest" >"$log" 2>&1; then
+  "$settings $python -m pytest -p no:cacheprovider --color=no --durations=15 -k 'guest or rdma' $tests" >"$log" 2>&1; then
   grep -a ' passed' "$log" | sed 's/^/in the guest: /'
 else
   status=$?

@@ -1,12 +1,15 @@
-"""A cluster on raw NVMe devices whose cables lose packets and one of whose devices is slow."""
+"""A cluster on raw NVMe devices: what the tests of all transports do over RDMA, cables that lose packets, a
+device that is slow."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import test_transports
 from chaos_cluster import Cluster, until
 from chaos_hosts import Namespaces
 from chaos_replicas import differences
@@ -15,6 +18,7 @@ from guest_mapper import SECTOR, Mapped, linear, run, until_free
 
 import ffs
 from ffs._native.device import device_check, device_survey
+from ffs.rpc.secret_file import SECRET_VARIABLE
 
 HOSTS = ["meta0", "node0", "node1"]
 DEVICES = ["/dev/mapper/slow", "/dev/disk-block4096"]
@@ -43,12 +47,14 @@ def hosts() -> Iterator[Namespaces]:
 
 
 @pytest.fixture(scope="module")
-def cluster(slow: Mapped, hosts: Namespaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def hosted(slow: Mapped, hosts: Namespaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     root: Path = tmp_path_factory.mktemp("cluster")
-    made = Cluster(root, hosts, nodes=2, metas=1, failure_timeout_ms=20000, devices=DEVICES)
+    made = Cluster(root, hosts, nodes=2, metas=1, failure_timeout_ms=10000, devices=DEVICES)
     try:
         made.form(replicas=2, chains_per_device=2)
-        yield made
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(SECRET_VARIABLE, str(made.secret_file))
+            yield made
     finally:
         made.close()
         # The kernel takes the rings of the dead apart in the background, and their files with them.
@@ -56,9 +62,56 @@ def cluster(slow: Mapped, hosts: Namespaces, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[ffs.Client]:
-    with ffs.connect(cluster.address, secret=cluster.secret_file, request_timeout=120) as connected:
+def client(hosted: Cluster) -> Iterator[ffs.Client]:
+    # Over the cables: rxe0 goes around them.
+    with ffs.connect(hosted.address, request_timeout=120, transport="tcp") as connected:
         yield connected
+
+
+# --- the tests of all transports, over RDMA ---------------------------------------------------------
+
+
+class Nodes:
+    """What they want of a cluster."""
+
+    def __init__(self, hosted: Cluster) -> None:
+        self._hosted = hosted
+
+    def kill_node(self, index: int) -> None:
+        self._hosted.processes[f"node{index}"].kill()
+
+    def start_node(self, index: int) -> None:
+        until_free(DEVICES[index])
+        self._hosted.processes[f"node{index}"].start()
+        self._hosted.until_whole()
+
+
+@pytest.fixture
+def cluster(hosted: Cluster) -> Nodes:
+    return Nodes(hosted)
+
+
+@pytest.fixture
+def address(hosted: Cluster) -> str:
+    return hosted.address
+
+
+@pytest.fixture
+def home(client: ffs.Client) -> str:
+    path = f"/{next(_numbers)}"
+    client.mkdir(path)
+    return path
+
+
+_numbers = itertools.count()
+over = test_transports.over
+test_files_and_rings = test_transports.test_files_and_rings
+test_a_server_is_killed_in_the_middle = test_transports.test_a_server_is_killed_in_the_middle
+test_a_child_of_fork_has_connections_of_its_own = (
+    test_transports.test_a_child_of_fork_has_connections_of_its_own
+)
+
+# --- cables and devices that are worse ---------------------------------------------------------------
 
 
 def hedge_wins(client: ffs.Client) -> int:
@@ -103,8 +156,8 @@ def test_reads_around_a_slow_device_are_hedged(client: ffs.Client, slow: Mapped)
     assert hedge_wins(client) > 0
 
 
-def test_what_is_on_the_devices_afterwards_is_whole(cluster: Cluster) -> None:
-    for process in cluster.processes.values():
+def test_what_is_on_the_devices_afterwards_is_whole(hosted: Cluster) -> None:
+    for process in hosted.processes.values():
         process.kill()
     until(lambda: all(device_survey(path).recovered for path in DEVICES), "the devices are free")
     for path in DEVICES:
