@@ -368,28 +368,54 @@ def _wants(path: str, manifest: Manifest, goal: Goal, verifier: _Verifier) -> It
 
 
 def _want(where: str, part: Part, wanted: Range, goal: Goal, verifier: _Verifier) -> Want:
-    whole = wanted.length == part.bytes
     offset = part.offset + wanted.offset
+    whole = verifier if wanted.length == part.bytes else None
     run = place_in(goal.box[1], wanted)
     if run is None:
-
-        def put(memory: Bytes | None) -> None:
-            assert memory is not None
-            if whole:
-                verifier.check(where, goal.name, part.hash, memory)
-            scatter(memory, wanted, goal.buffer, goal.box[1])
-
-        return Want(where, offset, wanted.length, done=put)
+        scattered = _Scattered(where, part, wanted, goal, whole)
+        return Want(where, offset, wanted.length, done=scattered.came)
     begin, nbytes = run
     target = goal.buffer[begin : begin + nbytes]
-
-    def came(memory: Bytes | None) -> None:
-        if whole:
-            verifier.add(where, goal.name, part.hash, target)
-
+    landed = _nothing if whole is None else _Landed(where, part, goal.name, target, whole).came
     if goal.iov is not None:
-        return Want(where, offset, nbytes, goal.iov, goal.at + begin, target, came)
-    return Want(where, offset, nbytes, into=target, done=came)
+        return Want(where, offset, nbytes, goal.iov, goal.at + begin, target, landed)
+    return Want(where, offset, nbytes, into=target, done=landed)
+
+
+def _nothing(memory: Bytes | None) -> None:
+    """Pieces of a part: the store's checksums cover them."""
+
+
+@dataclass(slots=True)
+class _Landed:
+    """A whole part in its place: to be verified. (Not a closure: of thousands, garbage collection would look
+    at ten objects each.)"""
+
+    where: str
+    part: Part
+    name: str
+    target: Bytes
+    verifier: _Verifier
+
+    def came(self, memory: Bytes | None) -> None:
+        self.verifier.add(self.where, self.name, self.part.hash, self.target)
+
+
+@dataclass(slots=True)
+class _Scattered:
+    """Bytes that go to many places. `verifier` if they are a whole part."""
+
+    where: str
+    part: Part
+    wanted: Range
+    goal: Goal
+    verifier: _Verifier | None
+
+    def came(self, memory: Bytes | None) -> None:
+        assert memory is not None
+        if self.verifier is not None:
+            self.verifier.check(self.where, self.goal.name, self.part.hash, memory)
+        scatter(memory, self.wanted, self.goal.buffer, self.goal.box[1])
 
 
 class _Verifier:

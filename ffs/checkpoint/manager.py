@@ -16,6 +16,7 @@ import contextlib
 import os
 import posixpath
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -426,10 +427,11 @@ class Manager:
 
     def _copy_part(self, plan: StatePlan, pool: Pool, saving: Saving) -> None:
         copied: list[StagedFile] = []
+        begun_s = time.monotonic()
 
         def hand_over() -> None:
             if copied:
-                saving.begin()
+                self._background.begin(saving)
             while copied:
                 self._background.hand_over(saving, copied.pop(0))
 
@@ -444,6 +446,7 @@ class Manager:
             if not isinstance(error, Exception):
                 raise  # Ctrl-C in the caller's thread
         finally:
+            saving.be_quiet(time.monotonic() - begun_s)
             hand_over()  # also of a save that failed: who takes them gives their memory back
 
     def _copied(self, saving: Saving, handle: SaveHandle) -> None:

@@ -122,35 +122,46 @@ def check(manifest: Manifest, where: str) -> None:
         need(plain, "shard file", repr(shard.file), "isn't a plain name")
         need(shard.bytes >= 0, "shard", repr(shard.file), "has a negative length")
     for name, tensor in manifest.tensors.items():
-        need(tensor.dtype in DTYPE_BYTES, repr(name), "has the unknown element type", tensor.dtype)
-        need(all(extent >= 0 for extent in tensor.shape), repr(name), "has a negative extent")
-        for part in tensor.parts:
-            _check_part(manifest, name, tensor, part, need)
-        wrong = covers(tensor.shape, [tensor.box_of(part) for part in tensor.parts])
-        need(not wrong, repr(name), wrong)
+        wrong = _wrong_tensor(manifest.shards, tensor)
+        if wrong:
+            need(False, repr(name), wrong)
     for alias, kept in manifest.tied.items():
         need(kept in manifest.tensors, repr(alias), "is tied to", repr(kept), "which isn't there")
         need(alias not in manifest.tensors, repr(alias), "is both stored and tied")
 
 
-def _check_part(manifest: Manifest, name: str, tensor: Tensor, part: Part, need: Any) -> None:
-    need(0 <= part.shard < len(manifest.shards), repr(name), "names a shard that isn't there")
-    need((part.begin is None) == (part.extent is None), repr(name), "has half a box")
+def _wrong_tensor(shards: Sequence[Shard], tensor: Tensor) -> str:
+    """What contradicts what; "" if nothing does. Of thousands of parts, while somebody waits for a load."""
+    if tensor.dtype not in DTYPE_BYTES:
+        return f"has the unknown element type {tensor.dtype}"
+    if any(extent < 0 for extent in tensor.shape):
+        return "has a negative extent"
+    boxes = []
+    for part in tensor.parts:
+        wrong = _wrong_part(shards, tensor, part)
+        if wrong:
+            return wrong
+        boxes.append(tensor.box_of(part))
+    return covers(tensor.shape, boxes)
+
+
+def _wrong_part(shards: Sequence[Shard], tensor: Tensor, part: Part) -> str:
+    if not 0 <= part.shard < len(shards):
+        return "names a shard that isn't there"
+    if (part.begin is None) != (part.extent is None):
+        return "has half a box"
     begin, extent = tensor.box_of(part)
-    dimensions = len(begin) == len(extent) == len(tensor.shape)
-    need(dimensions, repr(name), "has a part of another number of dimensions")
-    inside = all(
-        b >= 0 and e >= 0 and b + e <= s for b, e, s in zip(begin, extent, tensor.shape, strict=True)
-    )
-    need(inside, repr(name), "has a part beyond its shape")
-    need(
-        volume(extent) * DTYPE_BYTES[tensor.dtype] == part.bytes,
-        repr(name),
-        "has a length that contradicts its shape",
-    )
-    end = part.offset + part.bytes
-    need(part.offset >= 0 and end <= manifest.shards[part.shard].bytes, repr(name), "lies outside its shard")
-    need(len(part.hash) == 64, repr(name), "has no BLAKE3")
+    shape = tensor.shape
+    if not len(begin) == len(extent) == len(shape):
+        return "has a part of another number of dimensions"
+    for b, e, s in zip(begin, extent, shape, strict=True):
+        if b < 0 or e < 0 or b + e > s:
+            return "has a part beyond its shape"
+    if volume(extent) * DTYPE_BYTES[tensor.dtype] != part.bytes:
+        return "has a length that contradicts its shape"
+    if part.offset < 0 or part.offset + part.bytes > shards[part.shard].bytes:
+        return "lies outside its shard"
+    return "" if len(part.hash) == 64 else "has no BLAKE3"
 
 
 def covers(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:

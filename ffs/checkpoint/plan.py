@@ -182,7 +182,12 @@ def _file_name(name: str, ending: str, used: set[str]) -> str:
 
 def meets(one: Box, other: Box) -> Box | None:
     """The box that both have; None if they have none, or it is empty."""
-    begin = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
-    end = tuple(min(a + x, b + y) for a, x, b, y in zip(one[0], one[1], other[0], other[1], strict=True))
-    extent = tuple(e - b for b, e in zip(begin, end, strict=True))
-    return (begin, extent) if all(e > 0 for e in extent) else None
+    begin, extent = [], []
+    for a, x, b, y in zip(one[0], one[1], other[0], other[1], strict=True):
+        first = a if a > b else b
+        end = a + x if a + x < b + y else b + y
+        if end <= first:
+            return None  # most pairs, which a load of many parts finds out of thousands
+        begin.append(first)
+        extent.append(end - first)
+    return tuple(begin), tuple(extent)

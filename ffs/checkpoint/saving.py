@@ -23,7 +23,7 @@ from ffs.checkpoint.copying import Copies, give_way
 from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.persist import Before, ClusterWriter, Written, hash_parts, key_of, link
 from ffs.checkpoint.report import RankReport
-from ffs.checkpoint.snapshot import StagedFile, StatePlan
+from ffs.checkpoint.snapshot import StagedFile, StatePlan, ranks_here
 
 if TYPE_CHECKING:
     from ffs.checkpoint.scratch import Scratch
@@ -35,6 +35,7 @@ _POLL_S: Final = 0.01  # of the first look for other ranks; each is half as long
 _SLOWER: Final = 1.5
 _LONGEST_POLL_S: Final = 1.0
 _PUMP_S: Final = 0.02
+_LONGEST_QUIET_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +80,13 @@ class Saving:
     stored: dict[str, tuple[StagedFile, bool]] = field(default_factory=dict)  # and whether they are links
     under_way: int = 0  # files that are being written
     handed_over: bool = False  # all of them
+    quiet_until_s: float = 0.0
 
-    def begin(self) -> None:
-        """Takes its place in the store, in a thread of its own: another save may keep the writer busy, and
-        the other ranks look for this one. Once; repeatable."""
-        if self.begun is not None:
-            return
-        begun = self.begun = Future()
-
-        def run() -> None:
-            give_way()
-            try:
-                self.attempt.begin(look=False)
-            except BaseException as error:
-                begun.set_exception(error)
-            else:
-                begun.set_result(None)
-
-        threading.Thread(target=run, name="ffs-ckpt-begin", daemon=True).start()
-
-    def wait_begun(self) -> None:
-        """Raises why it couldn't. Blocking."""
-        self.begin()
-        assert self.begun is not None
-        self.begun.result()
+    def be_quiet(self, copied_s: float) -> None:
+        """Its copy took so long: hashing begins that much later where other ranks share the processors. They
+        copy at the same time, and who is done first would keep the others, and all who wait for them."""
+        if ranks_here() > 1:
+            self.quiet_until_s = time.monotonic() + min(copied_s, _LONGEST_QUIET_S)
 
     def report(self, written: Written) -> RankReport:
         """Of this rank, which has stored that."""
@@ -135,12 +119,40 @@ class Background:
         self._writer: ClusterWriter | None = None
         self._unsaid: list[Saving] = []  # failures that the other ranks couldn't be told yet
         self._say_again_s = 0.0
+        self._beginning: queue.SimpleQueue[Saving | None] = queue.SimpleQueue()
+        # Its own, and there before it is needed: to start a thread takes until that has got a processor.
+        self._beginner = threading.Thread(target=self._begin_all, name="ffs-ckpt-begin", daemon=True)
+        self._beginner.start()
         self._threads = [
             threading.Thread(target=self._hash_all, name="ffs-ckpt-hash", daemon=True),
             threading.Thread(target=self._write_all, name="ffs-ckpt-write", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
+
+    def begin(self, saving: Saving) -> None:
+        """Takes its place in the store, in a thread for that: another save may keep the writer busy, and the
+        other ranks look for this one. Doesn't wait. Once; repeatable."""
+        if saving.begun is None:
+            saving.begun = Future()
+            self._beginning.put(saving)
+
+    def _wait_begun(self, saving: Saving) -> None:
+        """Raises why it couldn't."""
+        self.begin(saving)
+        assert saving.begun is not None
+        saving.begun.result()
+
+    def _begin_all(self) -> None:
+        give_way()
+        while (saving := self._beginning.get()) is not None:
+            assert saving.begun is not None
+            try:
+                saving.attempt.begin(look=False)
+            except BaseException as error:
+                saving.begun.set_exception(error)
+            else:
+                saving.begun.set_result(None)
 
     def hand_over(self, saving: Saving, staged: StagedFile) -> None:
         if self._copies is not None:
@@ -155,6 +167,8 @@ class Background:
         self._staged.put(None)
         for thread in self._threads:
             thread.join()
+        self._beginning.put(None)
+        self._beginner.join()
         if self._copies is not None:
             self._copies.close()
 
@@ -165,6 +179,7 @@ class Background:
         while (item := self._staged.get()) is not None:
             saving, staged = item
             if staged is not None and saving.failure is None:
+                time.sleep(max(0.0, saving.quiet_until_s - time.monotonic()))
                 try:
                     hash_parts(staged)
                 except BaseException as error:
@@ -242,7 +257,7 @@ class Background:
             if saving.failure is not None:
                 ended(saving.failure)
                 return
-            saving.wait_begun()
+            self._wait_begun(saving)
             if self._link(saving, staged):
                 ended(None, linked=True)
                 return
@@ -272,7 +287,7 @@ class Background:
         saving.reported = True
         try:
             if saving.failure is None:
-                saving.wait_begun()
+                self._wait_begun(saving)
                 for file, _, _ in saving.plan.files:
                     saving.written.add(*saving.stored[file.file])
                 saving.stored.clear()

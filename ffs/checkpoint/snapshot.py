@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +52,7 @@ class StatePlan:
     numbers: dict[str, int] = field(default_factory=dict)
     tensors: list[Any] = field(default_factory=list)
     pointers: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    frameworks: dict[str, Framework] = field(default_factory=dict)
 
     @property
     def staged_bytes(self) -> int:
@@ -157,7 +159,8 @@ class Planner:
             aliases = {alias: name for part in file.parts for alias, name in ties.get(part.name, {}).items()}
             shard = plan_shard((part.spec for part in file.parts), {"format": "pt", **aliases})
             files.append((file, shard, self._moves(file, shard, numbers)))
-        return StatePlan(files, self._sources, self._tied, declared, numbers)
+        frameworks = {name: source.framework for name, source in self._sources.items()}
+        return StatePlan(files, self._sources, self._tied, declared, numbers, frameworks=frameworks)
 
     def _moves(self, file: FilePlan, shard: ShardPlan, numbers: dict[str, int]) -> Moves:
         rows, others = [], []
@@ -231,20 +234,16 @@ def stage(
     must not change until the last one was given out."""
     flat = Flat()
     sources: dict[str, Source] = {}  # of parts that take more than a copy
-    for file, shard, moves in plan.files:
-        region = pool.try_take(shard.nbytes)
-        if region is None:
-            waiting()
-            region = pool.take(shard.nbytes, failed)
-        try:
-            frameworks = {part.name: plan.sources[part.name].framework for part in file.parts}
-            staged = StagedFile(file, shard, region, frameworks)
-            memory = staged.image()
-            base = memory.__array_interface__["data"][0]
-            pieces = np.stack(
-                (moves.begin + np.uint64(base), plan.pointers[moves.numbers] + moves.at, moves.nbytes)
-            )
-            copy_many(pieces.T, copying_threads())
+    batch = _Batch(plan)
+    try:
+        for file, shard, moves in plan.files:
+            region = pool.try_take(shard.nbytes)
+            if region is None:
+                yield from batch.copied()
+                waiting()
+                region = pool.take(shard.nbytes, failed)
+            staged = StagedFile(file, shard, region, plan.frameworks)
+            memory = batch.add(staged, moves)
             for part, placed in moves.others:
                 source = sources.get(part.name)
                 if source is None:  # its parts come one after the other
@@ -252,20 +251,56 @@ def stage(
                     sources = {part.name: source}
                 flat.copy(source, part, memory[placed.begin : placed.end])
             del memory
-        except BaseException:
-            region.release()
-            raise
-        yield staged
+        yield from batch.copied()
+    finally:
+        batch.drop()
+
+
+class _Batch:
+    """Files whose copies go together: a call for thousands of pieces, since training waits for it alone."""
+
+    def __init__(self, plan: StatePlan) -> None:
+        self._plan = plan
+        self._files: deque[StagedFile] = deque()
+        self._moves: list[tuple[np.uint64, Moves]] = []  # and the address of the file's first byte
+
+    def add(self, staged: StagedFile, moves: Moves) -> Bytes:
+        """Its memory, the header written."""
+        self._files.append(staged)
+        memory = staged.image()
+        self._moves.append((np.uint64(memory.__array_interface__["data"][0]), moves))
+        return memory
+
+    def copied(self) -> Iterator[StagedFile]:
+        rows, self._moves = self._moves, []
+        if rows:
+            pieces = np.empty((sum(len(moves.nbytes) for _, moves in rows), 3), np.uint64)
+            numbers = np.concatenate([moves.numbers for _, moves in rows])
+            np.concatenate([base + moves.begin for base, moves in rows], out=pieces[:, 0])
+            np.concatenate([moves.at for _, moves in rows], out=pieces[:, 1])
+            pieces[:, 1] += self._plan.pointers[numbers]
+            np.concatenate([moves.nbytes for _, moves in rows], out=pieces[:, 2])
+            copy_many(pieces, copying_threads())
+        while self._files:
+            yield self._files.popleft()
+
+    def drop(self) -> None:
+        """What wasn't given out gives its memory back."""
+        while self._files:
+            self._files.popleft().region.release()
 
 
 @functools.cache
 def copying_threads() -> int:
     """This process's share of the processors, at most four: they have the memory's bandwidth between them."""
-    ranks_here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    share = len(os.sched_getaffinity(0)) // (
-        int(ranks_here) if ranks_here.isdecimal() and int(ranks_here) else 1
-    )
-    return max(1, min(4, share))
+    return max(1, min(4, len(os.sched_getaffinity(0)) // ranks_here()))
+
+
+@functools.cache
+def ranks_here() -> int:
+    """How many ranks share this host, as torchrun says; 1 if nobody says."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(told)) if told.isdecimal() else 1
 
 
 class Flat:

@@ -203,9 +203,10 @@ class Destination:
         torch = sys.modules["torch"]
         self._check(FROM_TORCH.get(str(tensor.dtype)), tuple(tensor.shape), str(tensor.dtype))
         placed = placement_of(tensor)
-        if placed is not None:
-            tensor = tensor.to_local()
-        tensor = tensor.detach()
+        with torch.no_grad():  # else each makes a node of the graph
+            if placed is not None:
+                tensor = tensor.to_local()
+            tensor = tensor.detach()
         if placed is not None:
             self.begin, self.extent = placed.begin, tuple(tensor.shape)
         direct = tensor.is_contiguous() and tensor.device.type == "cpu" and tensor.layout is torch.strided
