@@ -14,6 +14,7 @@ import sim_answers
 import sim_chain
 import sim_wire as wire
 from sim_checks import History
+from sim_library import Sim
 from sim_model import Asked, Config, Op, Shadow, Violation
 from sim_wire import (
     NONE,
@@ -25,7 +26,6 @@ from sim_wire import (
     Outcome,
     Reason,
     Reply,
-    Sim,
     Version,
     key_of,
 )

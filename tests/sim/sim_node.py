@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import sim_wire as wire
+from sim_library import Sim
 from sim_plan import Plan
 
 
@@ -19,7 +19,7 @@ class Node:
         self._rate = rate
         self.world_ms = 0
         self._stale: int | None = None
-        self.sim = wire.Sim(
+        self.sim = Sim(
             target, mutant=plan.mutant, per_chunk=plan.per_chunk, peer_lease_ms=plan.timeout_ms // 5,
             suspect_ms=plan.timeout_ms, sync_window=plan.window, now=base_ms,
         )  # fmt: skip
