@@ -8,6 +8,7 @@ by one on stdout: what it measured, in seconds and bytes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -70,6 +71,11 @@ class Worker:
     def _open(self) -> Manager:
         assert self.manager is not None, "told to save before a cluster was opened"
         return self.manager
+
+    def collect(self) -> Answer:
+        """Garbage, between what is measured: a pass takes as long as a load, and would strike anywhere."""
+        gc.collect()
+        return {}
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -250,6 +256,7 @@ def _say(answer: Answer) -> None:
 def main() -> int:
     rank, count, rendezvous, model, size_bytes, shape = sys.argv[1:]
     torch.set_num_threads(1)  # as torchrun has it where many ranks share a machine
+    gc.disable()  # and `collect`, as jobs of many ranks do it
     try:
         dist.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(count)
