@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ffs.checkpoint import retention
 from ffs.checkpoint.alive import Alive
 from ffs.checkpoint.commit import Attempt, step_name
+from ffs.checkpoint.errands import Errands
 from ffs.checkpoint.guard import Guard, TornSnapshot
 from ffs.checkpoint.load import held, load_held, own_part, read_manifest, shared_part
 from ffs.checkpoint.manifest import Manifest
@@ -117,7 +118,8 @@ class Manager:
         self._going: list[Saving] = []
         self._locals: list[Future[str | None]] = []
         self._free = threading.Semaphore(_AT_ONCE)
-        self._copier: threading.Thread | None = None
+        self._copier: Errands | None = None
+        self._copying: Future[None] | None = None
         self._last: Before | None = None
         self._failures: list[BaseException] = []
         self._mutex = threading.Lock()
@@ -142,6 +144,8 @@ class Manager:
         """From now on saves copy what only `optimizer.step` changes while forward and backward run, and an
         update waits until it is copied."""
         self._guard.add(optimizer)
+        if self._copier is None:
+            self._copier = Errands("ffs-ckpt-copy")
 
     def save(
         self, step: int, state: Any, *, per_rank: Any = None, block: bool = False, force: bool = False
@@ -285,6 +289,8 @@ class Manager:
             return
         self._closed = True
         self._join_copier()
+        if self._copier is not None:
+            self._copier.close()
         self._guard.remove_all()
         self._background.close()
         self._alive.close()
@@ -401,13 +407,9 @@ class Manager:
         if later is not None and saving.failure is None:
             self._join_copier()
             before = versions(later)  # here: the caller may change what it likes as soon as save returns
-            self._copier = threading.Thread(
-                target=self._copy_later,
-                args=(later, before, pool, saving, handle),
-                name="ffs-ckpt-copy",
-                daemon=True,
-            )
-            self._copier.start()
+            rest = later
+            assert self._copier is not None, "a guard that is active has one"
+            self._copying = self._copier.do(lambda: self._copy_later(rest, before, pool, saving, handle))
 
     def _copy_later(
         self, plan: StatePlan, before: dict[str, int], pool: Pool, saving: Saving, handle: SaveHandle
@@ -458,9 +460,9 @@ class Manager:
             handle.staged.set_exception(saving.failure)
 
     def _join_copier(self) -> None:
-        copier, self._copier = self._copier, None
-        if copier is not None:
-            copier.join()
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            concurrent.futures.wait([copying])
 
     def _ended(self, saving: Saving) -> None:
         """In the background, whether it went well or not."""

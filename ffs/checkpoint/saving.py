@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ffs.checkpoint.commit import Attempt, Published
 from ffs.checkpoint.copying import Copies, give_way
+from ffs.checkpoint.errands import Errands
 from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.persist import Before, ClusterWriter, Written, hash_parts, key_of, link
 from ffs.checkpoint.report import RankReport
@@ -119,10 +120,7 @@ class Background:
         self._writer: ClusterWriter | None = None
         self._unsaid: list[Saving] = []  # failures that the other ranks couldn't be told yet
         self._say_again_s = 0.0
-        self._beginning: queue.SimpleQueue[Saving | None] = queue.SimpleQueue()
-        # Its own, and there before it is needed: to start a thread takes until that has got a processor.
-        self._beginner = threading.Thread(target=self._begin_all, name="ffs-ckpt-begin", daemon=True)
-        self._beginner.start()
+        self._beginner = Errands("ffs-ckpt-begin", give_way)
         self._threads = [
             threading.Thread(target=self._hash_all, name="ffs-ckpt-hash", daemon=True),
             threading.Thread(target=self._write_all, name="ffs-ckpt-write", daemon=True),
@@ -134,25 +132,13 @@ class Background:
         """Takes its place in the store, in a thread for that: another save may keep the writer busy, and the
         other ranks look for this one. Doesn't wait. Once; repeatable."""
         if saving.begun is None:
-            saving.begun = Future()
-            self._beginning.put(saving)
+            saving.begun = self._beginner.do(lambda: saving.attempt.begin(look=False))
 
     def _wait_begun(self, saving: Saving) -> None:
         """Raises why it couldn't."""
         self.begin(saving)
         assert saving.begun is not None
         saving.begun.result()
-
-    def _begin_all(self) -> None:
-        give_way()
-        while (saving := self._beginning.get()) is not None:
-            assert saving.begun is not None
-            try:
-                saving.attempt.begin(look=False)
-            except BaseException as error:
-                saving.begun.set_exception(error)
-            else:
-                saving.begun.set_result(None)
 
     def hand_over(self, saving: Saving, staged: StagedFile) -> None:
         if self._copies is not None:
@@ -167,8 +153,7 @@ class Background:
         self._staged.put(None)
         for thread in self._threads:
             thread.join()
-        self._beginning.put(None)
-        self._beginner.join()
+        self._beginner.close()
         if self._copies is not None:
             self._copies.close()
 
