@@ -327,6 +327,21 @@ def test_the_breaker_opens_tries_and_closes() -> None:
     assert breaker.closed(6.3)
 
 
+def test_a_block_whose_use_has_faded_is_stored_all_the_same() -> None:
+    """All blocks are, unless fewer are asked for: that one wasn't used for long is why it leaves."""
+    world = World(small(share=Share.DEMOTE), (Tier.SPACE,))
+    assert world.put(KEYS[0])
+    for number in range(70_000):  # what is wanted and absent is a use, too
+        world.machine.host.touch(number.to_bytes(32, "little"))
+    for key in KEYS[1:20]:
+        while not world.put(key):
+            world.drain()
+    world.drain()
+    assert not world.machine.host.has(KEYS[0])
+    assert KEYS[0] in world.stores[Tier.SPACE]
+    assert world.machine.counts.dropped == 0
+
+
 # --- everything at once ---------------------------------------------------------------------------------
 
 

@@ -138,8 +138,10 @@ class Below:
             self.local.drop(key)
             self._removals.append(key)
 
-    def _uses(self, key: bytes) -> int:
-        return self._guard.uses(key) if self._guard is not None else self.settings.share_uses
+    def _used_enough(self, key: bytes) -> bool:
+        """To be shared. With `share_uses` 1 all are, those too whose use was so long ago that it faded."""
+        least = self.settings.share_uses
+        return least <= 1 or self._guard is None or self._guard.uses(key) >= least
 
     def _line_up(self, key: bytes, awaited: Awaited, urgent: bool) -> None:
         self._urgency += 1
@@ -200,7 +202,7 @@ class Below:
             return Tier.SPACE
         if settings.share is Share.NEVER or (kept and settings.share is Share.DEMOTE):
             return None
-        return Tier.SPACE if self._uses(key) >= settings.share_uses else None
+        return Tier.SPACE if self._used_enough(key) else None
 
     def _go(self, key: bytes) -> None:
         held = self._held.pop(key)
@@ -281,7 +283,7 @@ class Below:
             and key not in self._shared
             and self.host.state(key) is None
             and key not in self._awaited
-            and self._uses(key) >= self.settings.share_uses
+            and self._used_enough(key)
         )
         if climbs:  # up to the host, from there to the space; the removal waits for it
             awaited = self._awaited[key] = Awaited([], Tier.LOCAL, climbs=True)

@@ -68,7 +68,7 @@ class Machine(Below):
         held = self._held.get(key)
         if held is None or Tier.SPACE in held.given_up or Tier.SPACE in held.saves:
             return
-        if settings.share_uses <= 1 or self._uses(key) >= settings.share_uses:
+        if self._used_enough(key):
             self._saves[Tier.SPACE].setdefault(key)
 
     # --- wishes ---------------------------------------------------------------------------------
