@@ -114,6 +114,12 @@ def _check(space: Space, block_bytes: int) -> None:
             "this space may drop blocks (evictable, or a time to live): make one by create_session_space",
             space.path,
         )
+    if space.parts > 1:
+        raise InvalidArgument(
+            f"this space cuts blocks in {space.parts} parts, and the list of a session is a short one: give"
+            " sessions a space of blocks in one part",
+            space.path,
+        )
     if space.block_bytes < block_bytes:
         raise InvalidArgument(
             f"it takes blocks of {space.block_bytes} bytes, these have {block_bytes}", space.path
@@ -133,8 +139,14 @@ def _write_list(name: str, keys: Sequence[bytes], into: Space, timeout_s: float 
         )
         for page in range(pages)
     ]
-    # The first page says how many there are, so it goes first and comes last.
-    into.delete(names, timeout_s=timeout_s).raise_errors()
+    # The first page says how many there are, so it goes first and comes last. A longer list that was there
+    # goes whole: nothing else would ever take its last pages away.
+    try:
+        before = _page(name, 0, into, timeout_s)
+    except FfsError:
+        before = None  # it is damaged, and is replaced; or nothing answers, which shows below
+    old = [list_key(name, page) for page in range(pages, before.pages if before is not None else 0)]
+    into.delete([*names, *old], timeout_s=timeout_s).raise_errors()
     for piece in (slice(1, None), slice(0, 1)):
         into.put_many(names[piece], blocks[piece], timeout_s=timeout_s).raise_errors()
 
@@ -145,21 +157,29 @@ def session_keys(name: str, space: Space, *, timeout_s: float | None = None) -> 
     keys: list[bytes] = []
     page, pages = 0, 1
     while page < pages:
-        memory = bytearray(space.block_bytes)
-        found = space.get_many([list_key(name, page)], [memory], timeout_s=timeout_s)
-        found.raise_errors()
-        if found[0] is not Status.HIT:
+        read = _page(name, page, space, timeout_s)
+        if read is None:
             raise NotFound(f"no session {name!r} is pinned here", space.path)
-        try:
-            read = msgspec.msgpack.decode(memory[: int(found.lengths[0])], type=_List)
-        except msgspec.MsgspecError as error:
-            raise FfsError(f"the list of session {name!r} can't be read ({error})", space.path) from error
-        if (read.format, read.name, read.page) != (_FORMAT, name, page) or len(read.keys) % KEY_BYTES:
-            raise FfsError(f"page {page} of the list of session {name!r} isn't what it should be", space.path)
         pages = read.pages
         keys += [read.keys[at : at + KEY_BYTES] for at in range(0, len(read.keys), KEY_BYTES)]
         page += 1
     return keys
+
+
+def _page(name: str, page: int, space: Space, timeout_s: float | None) -> _List | None:
+    """A block of a session's list; None: it isn't there. FfsError: it is damaged."""
+    memory = bytearray(space.block_bytes)
+    found = space.get_many([list_key(name, page)], [memory], timeout_s=timeout_s)
+    found.raise_errors()
+    if found[0] is not Status.HIT:
+        return None
+    try:
+        read = msgspec.msgpack.decode(memory[: int(found.lengths[0])], type=_List)
+    except msgspec.MsgspecError as error:
+        raise FfsError(f"the list of session {name!r} can't be read ({error})", space.path) from error
+    if (read.format, read.name, read.page) != (_FORMAT, name, page) or len(read.keys) % KEY_BYTES:
+        raise FfsError(f"page {page} of the list of session {name!r} isn't what it should be", space.path)
+    return read
 
 
 def restore_session(

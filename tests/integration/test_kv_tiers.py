@@ -183,14 +183,28 @@ def test_the_list_of_a_long_session_has_many_pages(client: Client, home: str) ->
         kept.put(keys, [key * 8 for key in keys])
         assert pin_session(tiers, "long", keys, kept).there == 400
         assert session_keys("long", kept) == keys
+        pages = [list_key("long", page) for page in range(4)]
+        assert kept.exists(pages).leading_hits() == 4
+        pin_session(tiers, "long", keys[:3], kept)  # shorter: nothing of the list before is left
+        assert session_keys("long", kept) == keys[:3]
+        assert kept.exists(pages).hits.tolist() == [True, False, False, False]
+        pin_session(tiers, "long", keys, kept)
         kept.delete([list_key("long", 2)])
         with pytest.raises(errors.NotFound):
             session_keys("long", kept)
 
 
-def test_a_space_that_may_drop_blocks_keeps_no_session(space: Space) -> None:
-    with TierManager(config(8)) as tiers, pytest.raises(errors.InvalidArgument, match="create_session_space"):
-        pin_session(tiers, "x", keys_of(1), space)
+def test_a_space_that_may_drop_or_cuts_blocks_keeps_no_session(
+    client: Client, home: str, space: Space
+) -> None:
+    with TierManager(config(8)) as tiers:
+        with pytest.raises(errors.InvalidArgument, match="create_session_space"):
+            pin_session(tiers, "x", keys_of(1), space)
+        with (
+            create_session_space(client, f"{home}/cut", block_bytes=BLOCK, parts=2) as cut,
+            pytest.raises(errors.InvalidArgument, match="in one part"),
+        ):
+            pin_session(tiers, "x", [], cut)
 
 
 def test_the_example_of_a_long_context_runs(
