@@ -61,6 +61,12 @@ COUNTERS: Final = {
     "rdma_receives": ("ffs_rdma_receives_total", "messages received over RDMA", 1.0),
     "rdma_doorbells": ("ffs_rdma_doorbells_total", "posts to RDMA send queues", 1.0),
     "rdma_completions": ("ffs_rdma_completions_total", "reports of RDMA send queues", 1.0),
+    "memory_reads": ("ffs_memory_reads_total", "reads sent out of the memory of the device itself", 1.0),
+    "memory_read_copies": (
+        "ffs_memory_read_copies_total",
+        "of them, copied after all: their reader's socket was full for long",
+        1.0,
+    ),
     "discard_failures": ("ffs_discard_failures_total", "discards that the device refused", 1.0),
     "dedup_bytes": ("ffs_dedup_bytes_total", "bytes read and compared to find equal blocks", 1.0),
     "dedup_shared": ("ffs_dedup_shared_total", "blocks put into the slot of an equal one", 1.0),

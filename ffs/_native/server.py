@@ -169,6 +169,8 @@ class ShardMetrics:
     rdma_doorbells: int
     rdma_completions: int
     rdma_receives: int
+    memory_reads: int
+    memory_read_copies: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,6 +358,8 @@ static void background_metrics(const ffs::server::ShardMetrics& from, ffs_shard_
   out->rdma_doorbells = from.rdma.doorbells;
   out->rdma_completions = from.rdma.completions;
   out->rdma_receives = from.rdma.receives;
+  out->memory_reads = from.memory_reads;
+  out->memory_read_copies = from.memory_read_copies;
 }
 
 static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metrics* out) {

@@ -203,6 +203,14 @@ struct ReadOp : StoreOp {
   } p;
 };
 
+// Bytes of a version where they lie on a device in memory; the slot stays the version's meanwhile.
+struct Lent {
+  const uint8_t* bytes = nullptr;  // for system calls only (io/device_map.h)
+  uint32_t length = 0;
+  uint64_t offset = 0;  // on the device
+  uint64_t place = 0;   // the slot
+};
+
 struct StageOp : StoreOp {
   // in
   TargetId target;
@@ -492,6 +500,15 @@ class ChunkStore {
   // damaged. A base that is damaged fails stage() with EBADMSG, each time anew until an install() has
   // repaired it; neither poisons the store.
   void read(ReadOp* op);
+  // Where the device lies in memory: says where the bytes are instead of reading them. What the op says is set
+  // as by a read that has ended; `done` isn't called, and memory, region and sink aren't used. The slot is
+  // pinned until give_back(), however long that takes: overlays wait that long to go into it, so it must not
+  // be long. False, and nothing has happened: the device doesn't lie in memory, or the range must be put
+  // together or verified, or there is nothing to send. read() knows what to do then.
+  bool lend(ReadOp* op, Lent* lent);
+  void give_back(const Lent& lent);
+  // The bytes, read by a system call. 0 or a positive errno.
+  int copy_lent(const Lent& lent, uint8_t* to) const;
 
   // --- the retry table.
   bool retry_lookup(TargetId target, ClientId client, ChainId chain, uint32_t channel,

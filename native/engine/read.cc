@@ -42,7 +42,8 @@ void ChunkStore::Impl::patch(uint32_t overlay, uint32_t from, uint32_t to, uint8
   }
 }
 
-void ChunkStore::Impl::read(ReadOp* op) {
+// What a read says before anything is known of it.
+void ChunkStore::Impl::begin(ReadOp* op) {
   op->store_kind = kReadKind;
   op->store = this;
   op->error = 0;
@@ -55,6 +56,11 @@ void ChunkStore::Impl::read(ReadOp* op) {
   p.overlay = 0;
   p.scratch = nullptr;
   p.in_flight = 0;
+}
+
+void ChunkStore::Impl::read(ReadOp* op) {
+  begin(op);
+  auto& p = op->p;
   if (slot_of_target(op->target) < 0) return fail_later(op, EINVAL, "no such target on this device");
   int index = target_index(op->target);
   uint32_t chunk = index >= 0 ? state->index.find(static_cast<uint16_t>(index), op->key) : 0;
@@ -65,9 +71,7 @@ void ChunkStore::Impl::read(ReadOp* op) {
     return fail_later(op, EINVAL, "a read without a destination");
   }
   counters.reads++;
-  op->version = image->version;
-  op->chunk_length = image->logical;
-  op->attributes = image->attributes();
+  describe(op, *image);
   plan_read(op, *image);
   reads_in_flight++;
   if (p.place != 0) ref_slot(p.place);
@@ -94,30 +98,39 @@ const Image* ChunkStore::Impl::choose_image(const ReadOp& op, uint32_t chunk, bo
   return found != nullptr ? &found->image : nullptr;
 }
 
-// Splits the range: [direct_from, direct_to) comes by one device read; what lies before and after
-// it (as far as bytes are stored) goes through scratch memory in pieces; the rest is zeros.
-void ChunkStore::Impl::plan_read(ReadOp* op, const Image& image) {
+// The version, the range as far as there are bytes, and the checksums of its whole granules.
+void ChunkStore::Impl::describe(ReadOp* op, const Image& image) const {
   auto& p = op->p;
+  op->version = image.version;
+  op->chunk_length = image.logical;
+  op->attributes = image.attributes();
   p.readable = op->readable_length = image.codec == 0 ? image.logical : image.stored;
-  p.stored = image.stored;
-  p.place = image.place;
-  p.overlay = image.overlay;
   uint32_t from = std::min(op->offset, p.readable);
   uint32_t to = from + std::min(op->length, p.readable - from);
   op->read_length = to - from;
   p.from = from;
   p.to = to;
-
   uint32_t granules = image.granules();
   op->first_granule = align_up(from, kGranuleBytes) / kGranuleBytes;
   uint32_t end_granule = to == p.readable ? granules : to / kGranuleBytes;
   op->granule_count = end_granule > op->first_granule && to > from ? end_granule - op->first_granule : 0;
-  const uint32_t* sums = state->index.sums.at(image.sums, granules);
   if (op->checksums != nullptr && op->granule_count > 0) {
+    const uint32_t* sums = state->index.sums.at(image.sums, granules);
     std::memcpy(op->checksums, sums + op->first_granule, op->granule_count * sizeof(uint32_t));
   }
+}
+
+// Splits the range: [direct_from, direct_to) comes by one device read; what lies before and after
+// it (as far as bytes are stored) goes through scratch memory in pieces; the rest is zeros.
+void ChunkStore::Impl::plan_read(ReadOp* op, const Image& image) {
+  auto& p = op->p;
+  p.stored = image.stored;
+  p.place = image.place;
+  p.overlay = image.overlay;
+  const uint32_t from = p.from, to = p.to, granules = image.granules();
   bool verify = op->verify_partial || op->verify_whole;
-  if (verify && granules > 0) std::memcpy(p.sums, sums, granules * sizeof(uint32_t));
+  if (verify && granules > 0)
+    std::memcpy(p.sums, state->index.sums.at(image.sums, granules), granules * sizeof(uint32_t));
 
   uint32_t stored_to = std::clamp(p.stored, from, to);
   // What must go through scratch memory at either end is a part of a block, or of a granule to verify.

@@ -3,7 +3,7 @@
 //   format_device.cc files and block devices made ready, grown
 //   load_snapshot.cc, replay.cc, judge_tail.cc, replay_apply.cc: recovery
 //                    stage.cc, stage_io.cc, stage_record.cc   updates
-//   read.cc         reads                               apply.cc         overlays into their slots
+//   read.cc, lend.cc  reads                             apply.cc         overlays into their slots
 //   snapshot.cc     snapshots                           chunk_store.cc  look-ups, small records
 //   install.cc      whole versions put in and taken out  release.cc      targets emptied
 //   space.cc        updates that wait for a slot         compact.cc, move.cc slabs emptied
@@ -27,6 +27,7 @@
 #include "engine/journal.h"
 #include "engine/state.h"
 #include "io/buffer_pool.h"
+#include "io/device_map.h"
 
 namespace ffs::engine {
 
@@ -288,7 +289,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void step_release();
 
   // --- reads (read.cc)
+  void begin(ReadOp* op);
   void read(ReadOp* op);
+  void describe(ReadOp* op, const Image& image) const;
   const Image* choose_image(const ReadOp& op, uint32_t chunk, bool* pending) const;
   void plan_read(ReadOp* op, const Image& image);
   void skip_direct(ReadOp* op);
@@ -302,6 +305,11 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   void deliver_overlays(ReadOp* op);
   void end_read(ReadOp* op, bool later);
   void patch(uint32_t overlay, uint32_t from, uint32_t to, uint8_t* memory) const;
+
+  // --- reads in place (lend.cc)
+  bool lies_ready(const ReadOp& op, const Image& image) const;
+  bool lend(ReadOp* op, Lent* lent);
+  void give_back(const Lent& lent);
 
   // --- overlays into their slots (apply.cc)
   struct ApplyJob {
@@ -379,6 +387,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   io::Io& io;
   io::File file;
   io::Device device;  // fd -1 if the file is somebody else's
+  std::unique_ptr<io::DeviceMap> map;  // of a device that lies in memory
   OpenOptions options;
   Mutants mutants;
   Superblock super{};
@@ -447,6 +456,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   uint64_t last_lone_flush_us = 0;
   uint32_t stages_in_flight = 0;
   uint32_t reads_in_flight = 0;
+  uint32_t lent_slots = 0;
   uint32_t ops_deferred = 0;  // finished, done not yet called
   StoreMetrics counters;
 };

@@ -42,6 +42,7 @@ ChunkStore::Impl::~Impl() {
   journal.reset();
   overlay_pool.reset();
   scratch.reset();
+  map.reset();
   if (device.fd >= 0) {
     io.remove_file(file);
     io::close_device(device);
@@ -144,7 +145,7 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
 }
 
 Status ChunkStore::Impl::close() {
-  FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0);
+  FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0 && lent_slots == 0);
   // Lone records and applications come to their end, then one last snapshot tells it all.
   auto drain = [this] {
     while (!idle() || (!poisoned && (journal->anything_gathered() || !apply_queue.empty()))) {
@@ -197,6 +198,7 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::stri
   impl->device = device;
   Status started = impl->start(device.size_bytes);
   if (!started.ok()) return open_at_path(path, started.error());
+  if (!options.null_data) impl->map = io::DeviceMap::of(device.fd, device.size_bytes);
   return std::unique_ptr<ChunkStore>(new ChunkStore(std::move(impl)));
 }
 

@@ -255,6 +255,16 @@ void SendQueue::push_piece(Bytes payload, uint64_t token) {
   pending_bytes_ += payload.size();
 }
 
+void SendQueue::move_payload(uint64_t token, const uint8_t* to) {
+  for (size_t i = first_; i < pieces_.size(); i++) {
+    if (pieces_[i].token != token) continue;
+    FFS_CHECK(pieces_[i].payload != nullptr);
+    pieces_[i].payload = to;
+    return;
+  }
+  FFS_CHECK(false && "no payload of this token waits");
+}
+
 void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes,
                           int fd) {
   FFS_CHECK(fixed.size() <= wire::kMaxFixedBytes && var.size() <= wire::kMaxVarBytes);

@@ -14,6 +14,8 @@ namespace {
 
 // What a session may have waiting to be sent before its further requests wait.
 constexpr size_t kSendLimitBytes = 24u << 20;
+// What is sent to one session in a pass before the others have their turn.
+constexpr size_t kSendBudgetBytes = 4u << 20;
 // What one session may take of a pass before the others have their turn.
 constexpr size_t kReadBudgetBytes = 8u << 20;
 // Of recovery, while clients are served: in one copy, and in a pass.
@@ -188,48 +190,66 @@ void Shard::list_to_flush(Session& session) {
 }
 
 void Shard::flush_sessions() {
-  for (size_t i = 0; i < to_flush_.size(); i++) {
-    Session& session = *to_flush_[i];
-    session.listed_to_flush = false;
-    if (session.open) {
-      flush_session(session);
+  flushing_.swap(to_flush_);
+  for (Session* session : flushing_) {
+    session->listed_to_flush = false;
+    if (session->open) {
+      flush_session(*session);
     } else {
-      end_session_if_unused(session);
+      end_session_if_unused(*session);
     }
   }
-  to_flush_.clear();
+  flushing_.clear();
+}
+
+Result<bool> Shard::send_some(Session& session) {
+  const size_t most_bytes = session.connection.channel != nullptr ? SIZE_MAX : kSendBudgetBytes;
+  auto sent = session.connection.flush(&released_, most_bytes);
+  for (uint64_t token : released_) release_token(token);
+  released_.clear();
+  return sent;
 }
 
 void Shard::flush_session(Session& session) {
   push_results(session);
-  auto sent = session.connection.flush(&released_);
-  for (uint64_t token : released_) release_token(token);
-  released_.clear();
+  auto sent = send_some(session);
+  while (!sent.ok() && sent.error().code == EFAULT && mend_fault(session)) sent = send_some(session);
   if (!sent.ok()) return close_session(session, sent.error().what);
-  if (!*sent && session.connection.channel == nullptr && !session.out_armed) {
-    // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
-    if (!session.out_fd.valid())
-      session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
-    if (!session.out_fd.valid())
-      return close_session(session, "no descriptor left to wait for a full socket");
-    session.out_armed = true;
-    session.out = io::Poll{};
-    session.out.ready = on_session;
-    session.out.owner = &session;
-    session.polls++;
-    polls_++;
-    io_->poll_add(&session.out, session.out_fd.get(), POLLOUT);
+  if (!*sent && session.connection.channel == nullptr) {
+    if (session.connection.full) {
+      wait_for_socket(session);
+    } else {
+      list_to_flush(session);
+    }
   }
-  if (session.send_full && session.connection.queue.pending_bytes() <= kSendLimitBytes / 2) {
+  if (session.open && session.send_full && session.connection.queue.pending_bytes() <= kSendLimitBytes / 2) {
     session.send_full = false;
     list_to_read(session);
   }
 }
 
-// Tokens of send queues: a pool buffer (aligned to 4 KiB), or a payload with its lowest bit set.
+void Shard::wait_for_socket(Session& session) {
+  if (session.out_armed) return;
+  // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
+  if (!session.out_fd.valid())
+    session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
+  if (!session.out_fd.valid())
+    return close_session(session, "no descriptor left to wait for a full socket");
+  session.out_armed = true;
+  session.out = io::Poll{};
+  session.out.ready = on_session;
+  session.out.owner = &session;
+  session.polls++;
+  polls_++;
+  io_->poll_add(&session.out, session.out_fd.get(), POLLOUT);
+}
+
+// Tokens of send queues: a pool buffer (aligned to 4 KiB), a payload with its lowest bit set, or what is lent.
 void Shard::release_token(uint64_t token) {
   if ((token & 1) != 0) {
     release(reinterpret_cast<Payload*>(token & ~1ull));
+  } else if ((token & Lent::kTokenBit) != 0) {
+    release(reinterpret_cast<Lent*>(token & ~Lent::kTokenBit));
   } else {
     buffers_->release(reinterpret_cast<uint8_t*>(token));
   }

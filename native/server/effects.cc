@@ -84,7 +84,8 @@ void Shard::complete(Target& target, craq::OpId op, Outcome outcome, craq::Buffe
 
 void Shard::run_completions() {
   run_many();
-  while (!completions_.empty()) {
+  for (bool first = true; !completions_.empty(); first = false) {
+    if (!first) read_clock();  // what was read in the last turn is judged by a clock that is read after it
     completing_.swap(completions_);
     for (const Completion& done : completing_) {
       done.target->under_way--;

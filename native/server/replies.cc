@@ -165,6 +165,8 @@ void Shard::reply_read(Request* request, const craq::Reply& answer) {
       queue.push_piece(net::Bytes(patch.buffer, patch.length), reinterpret_cast<uint64_t>(patch.buffer));
     }
     request->patches.clear();
+  } else if (request->lent != nullptr) {
+    queue_lent(request);
   } else if (payload_bytes > 0) {
     queue.push_piece(net::Bytes(read.memory, payload_bytes), reinterpret_cast<uint64_t>(request->buffer));
     request->buffer = nullptr;

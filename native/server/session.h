@@ -15,6 +15,7 @@
 #include "net/socket.h"
 #include "server/authority.h"
 #include "server/buffers.h"
+#include "server/lending.h"
 #include "server/regions.h"
 #include "server/store_view.h"
 #include "server/touches.h"
@@ -97,6 +98,7 @@ struct Request : engine::Sink {
   wire::BulkRef bulk{};
   ClientRegion* region = nullptr;  // in use; null: the reply is inline
   uint8_t* buffer = nullptr;       // an inline reply's
+  Lent* lent = nullptr;            // the same, of a device in memory
   engine::ReadOp read;
   craq::OpId read_op = 0;
   bool read_done = false;
@@ -171,6 +173,7 @@ struct Session {
   bool send_full = false;     // too much waits to be sent
   ClientId client;
   uint32_t requests = 0;      // records that point here
+  uint64_t lent_bytes = 0;    // of the device's memory
   uint32_t polls = 0;         // not yet removed
   uint32_t region_waits = 0;  // unregistered regions whose end is to be answered
   RdmaPort* rdma = nullptr;   // of its channel

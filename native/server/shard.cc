@@ -179,7 +179,8 @@ void Shard::read_clock() {
 void Shard::io_pass() {
   const bool ops_free = !waiting_for_op_.empty() && ops_used() < config_.max_ops;
   const bool busy = !to_read_.empty() || !completions_.empty() || !many_done_.empty() ||
-                    fetch_head_ != nullptr || ops_free || buffers_->can_serve() || peers_->must_flush();
+                    !to_flush_.empty() || fetch_head_ != nullptr || ops_free || buffers_->can_serve() ||
+                    peers_->must_flush();
   const uint64_t wait_us = io_->background_waits() ? background_.wait_us(now_us_) : kTickUs;
   if (busy || wait_us == 0 || !spin())
     io_->run_once(busy ? 0 : static_cast<int64_t>(std::min(wait_us, kTickUs)));
@@ -245,6 +246,7 @@ void Shard::tick() {
   if (!stopping_) scrub();
   compact_ahead();
   deduplicate();
+  end_long_loans();
   buffers_->pin_used();
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();

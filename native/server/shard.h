@@ -75,6 +75,7 @@ struct ShardMetrics {
   uint64_t flushes = 0, journal_bytes = 0, long_steps = 0, longest_step_us = 0;
   uint64_t sessions = 0, regions = 0, region_bytes = 0, pool_bytes = 0, pool_used_bytes = 0, ops_waiting = 0;
   uint64_t bytes_copied = 0, crc_failures = 0, frame_errors = 0;
+  uint64_t memory_reads = 0, memory_read_copies = 0;  // lending.h: sent so; of them, copied after all
   // Of the background: bytes by class, how long it waited for its share or behind clients, bytes a second
   // that it may take beside them now. Of clients' reads: those that were slower beside it than they are
   // without.
@@ -211,6 +212,8 @@ class Shard : private io::Gate {
   void list_to_read(Session& session);
   void list_to_flush(Session& session);
   void flush_session(Session& session);
+  Result<bool> send_some(Session& session);
+  void wait_for_socket(Session& session);
   void flush_sessions();
   void close_session(Session& session, const char* why);
   void end_session_if_unused(Session& session);
@@ -369,7 +372,18 @@ class Shard : private io::Gate {
   static void on_read_buffer(BufferWaiter* waiter, uint8_t* buffer);
   static void on_load_buffer(BufferWaiter* waiter, uint8_t* buffer);
   static void on_read_done(engine::StoreOp* op);
+  void drop_data(Request* request);
   void drop_read(Request* request);
+
+  // --- lending.cc: reads sent out of the device's memory
+  bool lend(Request* request);
+  void queue_lent(Request* request);
+  void release(Lent* lent);
+  int copy_lent(Lent* lent);
+  void end_long_loans();
+  bool mend_fault(Session& session);
+  void stop_lending(int error);
+  uint64_t most_lent() const { return config_.pool_bytes / 4; }
 
   // --- replies.cc: answers to frames
   void reply_read(Request* request, const craq::Reply& reply);
@@ -447,6 +461,9 @@ class Shard : private io::Gate {
   Slab<Request> requests_;
   Slab<ManyRead> many_reads_;
   Slab<Payload> payloads_;
+  Slab<Lent> lents_;
+  uint64_t lent_bytes_ = 0;
+  bool lending_ = true;
   Slab<StageWork> stages_;
   Slab<SmallWork> smalls_;
   Slab<LoadWork> loads_;
@@ -460,7 +477,7 @@ class Shard : private io::Gate {
   };
   std::vector<Damage> damages_;     // that the scrubber has found in this pass
   std::vector<TargetId> scrubbed_;  // whom it looks at, anew each tick
-  std::vector<Session*> to_read_, reading_, to_flush_;
+  std::vector<Session*> to_read_, reading_, to_flush_, flushing_;
   std::vector<Session*> waiting_for_op_;
   std::vector<ManyRead*> many_done_;
   std::vector<uint64_t> released_;

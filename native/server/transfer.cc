@@ -157,8 +157,10 @@ void Shard::end_fetch(Payload* payload, Outcome outcome) {
 
 // --- reads ----------------------------------------------------------------------------------------
 
-// Straight into the client's pages where they are registered, else into a pool buffer.
+// Straight into the client's pages where they are registered, else out of the device's memory or into a pool
+// buffer. A read that was overtaken by a change of its chain begins anew.
 void Shard::start_read(Request* request) {
+  drop_data(request);
   request->read_done = false;
   request->patch_failed = false;
   engine::ReadOp& read = request->read;
@@ -182,6 +184,7 @@ void Shard::read_inline(Request* request) {
     store_->read(&read);
     return;
   }
+  if (lend(request)) return;
   request->waiter.ready = on_read_buffer;
   request->waiter.owner = request;
   const uint32_t pad = read.offset % kBlock;
@@ -247,13 +250,19 @@ void Shard::on_read_done(engine::StoreOp* op) {
   self->complete(*request->target, request->read_op, outcome);
 }
 
+// Gives back the bytes that a request has read.
+void Shard::drop_data(Request* request) {
+  if (request->buffer != nullptr) buffers_->release(request->buffer);
+  request->buffer = nullptr;
+  if (request->lent != nullptr) release(std::exchange(request->lent, nullptr));
+  for (Patch& patch : request->patches) buffers_->release(patch.buffer);
+  request->patches.clear();
+}
+
 // Gives back what a request holds for its read.
 void Shard::drop_read(Request* request) {
   buffers_->cancel(&request->waiter);
-  if (request->buffer != nullptr) buffers_->release(request->buffer);
-  request->buffer = nullptr;
-  for (Patch& patch : request->patches) buffers_->release(patch.buffer);
-  request->patches.clear();
+  drop_data(request);
   if (request->region != nullptr) unuse_region(*request->session, request->region);
   request->region = nullptr;
   request->read_done = false;

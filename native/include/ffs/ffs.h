@@ -307,6 +307,9 @@ typedef struct {
      told of credits only, bytes written and read, posts to a send queue, reports of its work, messages that came. */
   uint64_t rdma_sessions, rdma_breaks, rdma_sends, rdma_writes, rdma_reads, rdma_credit_sends, rdma_bytes;
   uint64_t rdma_doorbells, rdma_completions, rdma_receives;
+  /* Reads sent out of the memory of a device that lies in memory, without a copy of the server's; of them, those that
+     were copied after all, as their reader's socket was full for long. */
+  uint64_t memory_reads, memory_read_copies;
 } ffs_shard_metrics;
 
 typedef struct {
