@@ -79,6 +79,7 @@ GAUGES: Final = {
     "region_bytes": ("ffs_region_bytes", "registered client memory", 1.0),
     "pool_bytes": ("ffs_pool_bytes", "buffers of the shard", 1.0),
     "pool_used_bytes": ("ffs_pool_used_bytes", "buffers in use", 1.0),
+    "memory_lent_bytes": ("ffs_memory_lent_bytes", "on their way out of the device's memory", 1.0),
     "ops_waiting": ("ffs_ops_waiting", "requests that wait for an op or a buffer", 1.0),
     "background_rate": (
         "ffs_background_rate_bytes_per_second",

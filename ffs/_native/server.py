@@ -171,6 +171,7 @@ class ShardMetrics:
     rdma_receives: int
     memory_reads: int
     memory_read_copies: int
+    memory_lent_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,6 +360,7 @@ static void background_metrics(const ffs::server::ShardMetrics& from, ffs_shard_
   out->rdma_receives = from.rdma.receives;
   out->memory_reads = from.memory_reads;
   out->memory_read_copies = from.memory_read_copies;
+  out->memory_lent_bytes = from.memory_lent_bytes;
 }
 
 static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metrics* out) {

@@ -500,10 +500,10 @@ class ChunkStore {
   // damaged. A base that is damaged fails stage() with EBADMSG, each time anew until an install() has
   // repaired it; neither poisons the store.
   void read(ReadOp* op);
-  // Where the device lies in memory: says where the bytes are instead of reading them. What the op says is set
-  // as by a read that has ended; `done` isn't called, and memory, region and sink aren't used. The slot is
-  // pinned until give_back(), however long that takes: overlays wait that long to go into it, so it must not
-  // be long. False, and nothing has happened: the device doesn't lie in memory, or the range must be put
+  // Where the device lies in memory: says where the bytes are instead of reading them. What the op says is
+  // set as by a read that has ended; `done` isn't called, and memory, region and sink aren't used. The slot
+  // is pinned until give_back(), however long that takes: overlays wait that long to go into it, so it must
+  // not be long. False, and nothing has happened: the device doesn't lie in memory, or the range must be put
   // together or verified, or there is nothing to send. read() knows what to do then.
   bool lend(ReadOp* op, Lent* lent);
   void give_back(const Lent& lent);

@@ -1,5 +1,5 @@
-// Reads without a copy, of a device that lies in memory: the caller gets the place of the bytes, for the kernel
-// to send from, and the slot stays the version's until it is given back.
+// Reads without a copy, of a device that lies in memory: the caller gets the place of the bytes, for the
+// kernel to send from, and the slot stays the version's until it is given back.
 #include <algorithm>
 
 #include "engine/store_impl.h"

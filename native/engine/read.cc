@@ -166,9 +166,15 @@ bool ChunkStore::Impl::begin_read(ReadOp* op) {
   auto done = [](io::Op* io_op) {
     auto read_op = static_cast<ReadOp*>(io_op->owner);
     auto impl = static_cast<Impl*>(read_op->store);
+    const bool piece = io_op == &read_op->p.io2;
+    const auto& done_p = read_op->p;
+    const uint32_t asked =
+        piece ? done_p.piece_to - done_p.piece_from : done_p.direct_to - done_p.direct_from;
     if (io_op->result < 0 && read_op->error == 0)
       read_op->error = -io_op->result, read_op->what = "the device failed";
-    if (io_op == &read_op->p.io2) impl->read_piece_done(read_op);
+    if (io_op->result >= 0 && static_cast<uint32_t>(io_op->result) < asked && read_op->error == 0)
+      read_op->error = EIO, read_op->what = "the device ends before the chunk does";
+    if (piece) impl->read_piece_done(read_op);
     read_op->p.in_flight--;
     impl->read_progress(read_op);
   };

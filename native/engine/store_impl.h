@@ -386,7 +386,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
 
   io::Io& io;
   io::File file;
-  io::Device device;  // fd -1 if the file is somebody else's
+  io::Device device;                   // fd -1 if the file is somebody else's
   std::unique_ptr<io::DeviceMap> map;  // of a device that lies in memory
   OpenOptions options;
   Mutants mutants;

@@ -1,7 +1,7 @@
 // A device that lies in memory (tmpfs), mapped for reading: so that the kernel can copy straight out of its
 // pages into a socket (docs/architecture.md, Sending from memory). This process never touches the mapping
-// itself: a page that can't be had (the file was cut, memory ran out) is then an EFAULT of the system call, and
-// no SIGBUS. Pages come in as they are first sent, and count as shared memory of the process.
+// itself: a page that can't be had (the file was cut, memory ran out) is then an EFAULT of the system call,
+// and no SIGBUS. Pages come in as they are first sent, and count as shared memory of the process.
 #pragma once
 
 #include <cstdint>

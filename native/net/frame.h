@@ -134,7 +134,8 @@ class SendQueue {
   void push_head(wire::Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes,
                  int fd = -1);
   void push_piece(Bytes payload, uint64_t token);
-  // The payload of this token, of which some may have been sent, stands elsewhere from now on: the same bytes.
+  // The payload of this token, of which some may have been sent, stands elsewhere from now on: the same
+  // bytes.
   void move_payload(uint64_t token, const uint8_t* to);
 
   bool empty() const { return pending_bytes_ == 0; }

@@ -233,8 +233,7 @@ void Shard::wait_for_socket(Session& session) {
   // A second descriptor of the socket: an epoll (the fallback's) takes each only once.
   if (!session.out_fd.valid())
     session.out_fd = Fd(::fcntl(session.connection.socket.get(), F_DUPFD_CLOEXEC, 0));
-  if (!session.out_fd.valid())
-    return close_session(session, "no descriptor left to wait for a full socket");
+  if (!session.out_fd.valid()) return close_session(session, "no descriptor left to wait for a full socket");
   session.out_armed = true;
   session.out = io::Poll{};
   session.out.ready = on_session;
@@ -244,7 +243,8 @@ void Shard::wait_for_socket(Session& session) {
   io_->poll_add(&session.out, session.out_fd.get(), POLLOUT);
 }
 
-// Tokens of send queues: a pool buffer (aligned to 4 KiB), a payload with its lowest bit set, or what is lent.
+// Tokens of send queues: a pool buffer (aligned to 4 KiB), a payload with its lowest bit set, or what is
+// lent.
 void Shard::release_token(uint64_t token) {
   if ((token & 1) != 0) {
     release(reinterpret_cast<Payload*>(token & ~1ull));

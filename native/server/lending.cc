@@ -63,7 +63,7 @@ void Shard::end_long_loans() {
   uint64_t copied = 0;
   for (uint32_t slot = 0; slot < lents_.size() && lents_.used() > 0 && copied < kCopiedATick; slot++) {
     Lent* lent = lents_.at(slot);
-    if (!lent_too_long(*lent, now_us_)) continue;
+    if (!lent_too_long(*lent, now_us_, config_.most_lent_us)) continue;
     copied += lent->from.length;
     if (const int error = copy_lent(lent); error != 0) {
       stop_lending(error);
@@ -72,9 +72,9 @@ void Shard::end_long_loans() {
   }
 }
 
-// The kernel couldn't get at a page that is to be sent to this session. The ordinary way has the better errors,
-// so everything takes that one from now on; what is on its way goes on as a copy, if it can be read at all: a
-// reply that has begun can't become an error any more.
+// The kernel couldn't get at a page that is to be sent to this session. The ordinary way has the better
+// errors, so everything takes that one from now on; what is on its way goes on as a copy, if it can be read
+// at all: a reply that has begun can't become an error any more.
 bool Shard::mend_fault(Session& session) {
   stop_lending(EFAULT);
   bool found = false;

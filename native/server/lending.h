@@ -11,7 +11,8 @@ namespace ffs::server {
 
 struct Session;
 
-// Bytes of a read between the store and the socket: a request's until its reply is queued, then the send queue's.
+// Bytes of a read between the store and the socket: a request's until its reply is queued, then the send
+// queue's.
 struct Lent {
   Lent* next_free = nullptr;
   uint32_t slot = 0;
@@ -35,14 +36,14 @@ constexpr uint64_t kMostLentUs = 100'000;
 // What is copied for that in a tick of 20 ms: half a millisecond of it.
 constexpr uint64_t kCopiedATick = 4u << 20;
 
-// Whether a read may be lent, beside what the session and all of the shard have already. `most_of_all` is also
-// the most memory that copies can come to take.
+// Whether a read may be lent, beside what the session and all of the shard have already. `most_of_all` is
+// also the most memory that copies can come to take.
 constexpr bool may_lend(uint64_t session_has, uint64_t all_have, uint32_t bytes, uint64_t most_of_all) {
   return session_has + bytes <= kMostLentToOne && all_have + bytes <= most_of_all;
 }
 
-constexpr bool lent_too_long(const Lent& lent, uint64_t now_us) {
-  return lent.session != nullptr && lent.copy == nullptr && now_us - lent.since_us > kMostLentUs;
+constexpr bool lent_too_long(const Lent& lent, uint64_t now_us, uint64_t most_us) {
+  return lent.session != nullptr && lent.copy == nullptr && now_us - lent.since_us > most_us;
 }
 
 }  // namespace ffs::server

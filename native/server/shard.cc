@@ -178,9 +178,8 @@ void Shard::read_clock() {
 
 void Shard::io_pass() {
   const bool ops_free = !waiting_for_op_.empty() && ops_used() < config_.max_ops;
-  const bool busy = !to_read_.empty() || !completions_.empty() || !many_done_.empty() ||
-                    !to_flush_.empty() || fetch_head_ != nullptr || ops_free || buffers_->can_serve() ||
-                    peers_->must_flush();
+  const bool busy = !to_read_.empty() || !completions_.empty() || !many_done_.empty() || !to_flush_.empty() ||
+                    fetch_head_ != nullptr || ops_free || buffers_->can_serve() || peers_->must_flush();
   const uint64_t wait_us = io_->background_waits() ? background_.wait_us(now_us_) : kTickUs;
   if (busy || wait_us == 0 || !spin())
     io_->run_once(busy ? 0 : static_cast<int64_t>(std::min(wait_us, kTickUs)));
@@ -314,6 +313,7 @@ ShardMetrics Shard::metrics() {
     out.region_bytes = regions_->bytes();
     out.pool_bytes = buffers_->total_bytes();
     out.pool_used_bytes = out.pool_bytes - buffers_->free_bytes();
+    out.memory_lent_bytes = lent_bytes_;
     out.ops_waiting = buffers_->waiting() + waiting_for_op_.size() + store.waiting;
     for (size_t i = 0; i < io::kOpClasses; i++) {
       out.background_bytes[i] = background_.bytes(static_cast<io::OpClass>(i));

@@ -29,6 +29,7 @@
 #include "server/background.h"
 #include "server/buffers.h"
 #include "server/evict.h"
+#include "server/lending.h"
 #include "server/peers.h"
 #include "server/rdma.h"
 #include "server/regions.h"
@@ -65,9 +66,10 @@ struct ShardConfig {
   bool signed_capabilities = false;     // only signed ones are taken
   bool peers_prove = false;             // servers prove `peer_key` to each other
   net::MacKey peer_key{};
-  std::string rdma;                // devices (net/rdma/adapter.h); empty: all there are; "off": none
-  uint8_t rdma_traffic_class = 0;  // of what goes out over RDMA
-  int news_fd = -1;                // an eventfd, written when a report has news; the server's
+  std::string rdma;                     // devices (net/rdma/adapter.h); empty: all there are; "off": none
+  uint8_t rdma_traffic_class = 0;       // of what goes out over RDMA
+  uint64_t most_lent_us = kMostLentUs;  // tests make it longer
+  int news_fd = -1;                     // an eventfd, written when a report has news; the server's
 };
 
 struct ShardMetrics {
@@ -75,7 +77,7 @@ struct ShardMetrics {
   uint64_t flushes = 0, journal_bytes = 0, long_steps = 0, longest_step_us = 0;
   uint64_t sessions = 0, regions = 0, region_bytes = 0, pool_bytes = 0, pool_used_bytes = 0, ops_waiting = 0;
   uint64_t bytes_copied = 0, crc_failures = 0, frame_errors = 0;
-  uint64_t memory_reads = 0, memory_read_copies = 0;  // lending.h: sent so; of them, copied after all
+  uint64_t memory_reads = 0, memory_read_copies = 0, memory_lent_bytes = 0;  // lending.h
   // Of the background: bytes by class, how long it waited for its share or behind clients, bytes a second
   // that it may take beside them now. Of clients' reads: those that were slower beside it than they are
   // without.

@@ -36,8 +36,7 @@ using wire::Detail;
 using wire::Type;
 
 struct TempDir {
-  TempDir() {
-    const char* base = std::getenv("TMPDIR");
+  explicit TempDir(const char* base = std::getenv("TMPDIR")) {
     std::string name = std::string(base != nullptr ? base : "/tmp") + "/ffs-server-XXXXXX";
     path = ::mkdtemp(name.data());
   }
@@ -113,6 +112,8 @@ class Cluster {
     io::Backend backend = ffs::testing::chosen_backend();
     uint64_t region_limit_bytes = 256u << 20;
     bool local_peers = true;
+    bool in_memory = false;  // devices on a tmpfs
+    uint64_t most_lent_us = kMostLentUs;
     uint32_t members = 0;  // the chain begins with so many of the nodes; 0: all
     uint32_t failure_timeout_ms = 10000;
     uint64_t scrub_bytes_per_s = 0;
@@ -128,7 +129,8 @@ class Cluster {
     uint32_t node;
     craq::MemberState state = craq::MemberState::serving;
   };
-  explicit Cluster(const Options& options) : options_(options) {
+  explicit Cluster(const Options& options)
+      : options_(options), dir_(options.in_memory ? "/dev/shm" : std::getenv("TMPDIR")) {
     if (const char* level = std::getenv("FFS_TEST_LOG"))
       set_log_level(static_cast<uint32_t>(std::atoi(level)));
     for (uint32_t i = 0; i < options.nodes; i++) {
@@ -228,6 +230,7 @@ class Cluster {
     config.sync_share_percent = options_.sync_share_percent;
     config.max_sessions = options_.max_sessions;
     config.backend = options_.backend;
+    config.most_lent_us = options_.most_lent_us;
     config.region_limit_bytes = options_.region_limit_bytes;
     config.signed_capabilities = config.peers_prove = options_.secret;
     config.peer_key = kPeerKey;

@@ -308,8 +308,8 @@ typedef struct {
   uint64_t rdma_sessions, rdma_breaks, rdma_sends, rdma_writes, rdma_reads, rdma_credit_sends, rdma_bytes;
   uint64_t rdma_doorbells, rdma_completions, rdma_receives;
   /* Reads sent out of the memory of a device that lies in memory, without a copy of the server's; of them, those that
-     were copied after all, as their reader's socket was full for long. */
-  uint64_t memory_reads, memory_read_copies;
+     were copied after all, as their reader's socket was full for long. Now: bytes on their way so, copies too. */
+  uint64_t memory_reads, memory_read_copies, memory_lent_bytes;
 } ffs_shard_metrics;
 
 typedef struct {
