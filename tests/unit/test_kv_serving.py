@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,29 @@ def test_a_breaker_opens_tries_and_closes() -> None:
     assert breaker.state is State.CLOSED
     breaker.failed()
     assert breaker.state is State.CLOSED  # counted anew
+    assert breaker.opened == 1
+
+
+def test_a_call_from_before_says_nothing_of_the_try() -> None:
+    """It fails late, while another thread tries: neither is the pause doubled nor may a second one try."""
+    now = [0.0]
+    breaker = Breaker(failures=1, pause_s=1, longest_s=8, clock=lambda: now[0])
+    assert breaker.allow()  # of a slow call; another one fails meanwhile
+    breaker.failed()
+    now[0] = 1.0
+
+    def elsewhere(work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    tried: list[bool] = []
+    elsewhere(lambda: tried.append(breaker.allow()))
+    assert tried == [True]
+    breaker.failed()  # the slow one
+    now[0] = 3.5
+    assert breaker.state is State.TRYING
+    assert not breaker.allow()
     assert breaker.opened == 1
 
 

@@ -43,7 +43,7 @@ class Breaker:
         self._failures = 0
         self._pause_s = pause_s
         self._until = 0.0
-        self._trying = False
+        self._trying = 0  # by this thread; 0: nobody
         self._open = False
         self.opened = 0
         """How often it has opened."""
@@ -56,20 +56,21 @@ class Breaker:
             return State.TRYING if self._trying else State.OPEN
 
     def allow(self) -> bool:
-        """Whether to ask now. Who gets True tells what became of it: `succeeded` or `failed`."""
+        """Whether to ask now. Who gets True tells what became of it, in the same thread: `succeeded` or
+        `failed`."""
         with self._lock:
             if not self._open:
                 return True
             if self._trying or self._clock() < self._until:
                 return False
-            self._trying = True
+            self._trying = threading.get_ident()
             return True
 
     def succeeded(self) -> None:
         """There was an answer."""
         with self._lock:
             self._failures = 0
-            self._open = self._trying = False
+            self._open, self._trying = False, 0
             self._pause_s = self._first_s
 
     def failed(self) -> None:
@@ -77,9 +78,9 @@ class Breaker:
         with self._lock:
             self._failures += 1
             if self._open:
-                if not self._trying:
+                if self._trying != threading.get_ident():
                     return  # asked before it opened
-                self._trying = False
+                self._trying = 0
                 self._pause_s = min(2 * self._pause_s, self._longest_s)
             elif self._failures < self._limit:
                 return
