@@ -232,6 +232,8 @@ def test_a_lock_that_was_lost_with_its_session_is_taken_again(
         theirs.ensure()
         assert mine.ended([1]) == []
         second.core.session().over = True  # as when it wasn't renewed in time
+        client.break_locks(f"{home}/run/alive-00001")
+        assert mine.ended([1]) == [1]
         theirs.ensure()
         assert mine.ended([1]) == []
         theirs.close()
