@@ -1,6 +1,7 @@
 // A live shard against clients that send well-formed frames of nonsense: right checksums, wrong
 // everything else, in any order, cut off anywhere. It must go on serving others. One shard serves all
 // runs; an input is a stream of frames after hello and a capability.
+#include <openssl/crypto.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -219,6 +220,9 @@ class Victim {
 };
 
 Victim& victim(bool secret) {
+  // Before them, so that it ends after them: what libcrypto keeps for their threads goes with those.
+  static const int libcrypto = OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr);
+  FFS_CHECK(libcrypto == 1);
   static Victim open(false), closed(true);
   return secret ? closed : open;
 }
