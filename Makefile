@@ -109,15 +109,14 @@ COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/te
                    spaces sparse tail processes dataloader fsck_cluster client_processes client_aio aio_ior demo buffered, \
                    tests/integration/test_$(name).py))
 
-# The guest runs beside those of the first two kinds (`make test-rdma` runs more in it); the third has the machine to
-# itself.
+# The guest runs beside the third kind, on what that leaves of the processors (`make test-rdma` runs more in it).
 python-test: .stamps/build .stamps/torch native-build
-	@bash tests/guest/test.sh $(PY) short > .stamps/guest.log 2>&1 & guest=$$!; \
-	  { $(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal \
-	    && $(PY) -m pytest $(COMPANY) -n $(JOBS) --dist loadfile; }; status=$$?; \
+	@$(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal
+	@$(PY) -m pytest $(COMPANY) -n $(JOBS) --dist loadfile
+	@nice -n 19 bash tests/guest/test.sh $(PY) short > .stamps/guest.log 2>&1 & guest=$$!; \
+	  $(PY) -m pytest tests --ignore=tests/tidy $(COMPUTING:%=--ignore=%) $(COMPANY:%=--ignore=%); status=$$?; \
 	  wait $$guest || { status=1; tail -200 .stamps/guest.log; }; \
 	  grep -E '^(in the guest|skipped): ' .stamps/guest.log; exit $$status
-	@$(PY) -m pytest tests --ignore=tests/tidy $(COMPUTING:%=--ignore=%) $(COMPANY:%=--ignore=%)
 
 # The wheel as a user gets it, in an environment of its own, from a folder without the sources.
 wheel-test: .stamps/build

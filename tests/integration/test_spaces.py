@@ -96,12 +96,12 @@ def test_files_and_blocks_go_to_the_devices_of_their_role(client: Client) -> Non
     until(lambda: client.statvfs("/").f_bfree < client.statvfs("/").f_blocks)
     bulk = used("bulk")
     with Space.open(client, "/kv/first") as space:
-        _, results = put(space, 64, seed=1)
+        _, results = put(space, 256, seed=1)
         assert results.errors == {}
-    until(lambda: used("kv") >= before[0] + 64 * BLOCK)  # one replica
-    # What a device reports of the file may still come; the blocks would be four MiB.
-    assert used("bulk") - bulk < 32 * BLOCK
-    assert sum(target.used_bytes for target in look(client).targets) >= (32 << 20) + 64 * BLOCK
+    until(lambda: used("kv") >= before[0] + 256 * BLOCK)  # one replica
+    # What devices report of the file may still come, each a slab of two MiB; the blocks would be sixteen.
+    assert used("bulk") - bulk < 128 * BLOCK
+    assert sum(target.used_bytes for target in look(client).targets) >= (32 << 20) + 256 * BLOCK
 
 
 def test_a_quota_holds_and_its_change_reaches_the_servers(client: Client) -> None:
