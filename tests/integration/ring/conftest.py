@@ -28,7 +28,7 @@ _sessions = iter(range(1000, 1 << 30))
 
 
 class Node:
-    """A node's process. Kill it, stop it, let it go on."""
+    """A node's process, which `await_start` waits for. Kill it, stop it, let it go on."""
 
     def __init__(self, directory: Path, node: int, targets: list[int]) -> None:
         self.node = node
@@ -40,6 +40,9 @@ class Node:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self.shard: Any = None
+
+    def await_start(self) -> None:
         self.shard = self._answer()
 
     def _answer(self) -> Any:
@@ -57,12 +60,13 @@ class Node:
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
 
-    def end(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            if self.process.poll() is not None or pipe is self.process.stdin:
-                assert pipe is not None
-                pipe.close()
+    def begin_end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         self.signal_quietly(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Behind begin_end."""
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -87,6 +91,8 @@ class Nodes:
             Node(directory, n + 1, [t for ts in self.members.values() for t in ts if t % 100 == n])
             for n in range(count)
         ]
+        for node in self.nodes:  # they start all at once
+            node.await_start()
         self.places = [
             TargetRoute(t, n.node, "127.0.0.1", n.shard["port"], host_id(), n.shard["socket_path"])
             for n in self.nodes
@@ -134,6 +140,8 @@ class Nodes:
         return self.nodes[self.members[chain][0] % 100]
 
     def end(self) -> None:
+        for node in self.nodes:
+            node.begin_end()
         for node in self.nodes:
             node.end()
 
