@@ -137,6 +137,7 @@ class Cluster:
         device_bytes: int = 512 << 20,
         environment: dict[str, str] | None = None,
         devices: Sequence[str] = (),
+        node_options: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.hosts = hosts
@@ -169,6 +170,7 @@ class Cluster:
                 f"--device={device}", "--pool-size=48M", "--targets-per-device=16",
                 "--start-timeout-s=60", "--log-level=info", secret_option,
                 *(["--no-local"] if hosts.can_cut else []), *(["--format-if-new"] if devices else []),
+                *node_options,
             ]  # fmt: skip
             prefix = [*hosts.command(name), *env]
             self.processes[name] = Process(name, prefix, "storage_server.server", arguments, root)
