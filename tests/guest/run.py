@@ -8,6 +8,7 @@ and has
 
 - ``rxe0``: software RDMA over ``dummy0`` (10.99.0.1, GID index 1);
 - ``/dev/disk-block512`` and ``/dev/disk-block4096``: empty emulated NVMe devices of 1 GiB with such blocks;
+  ``cluster512`` and ``cluster4096``: two more, for a cluster that runs beside;
 - ``/scratch``: an ext4 on a third one, also TMPDIR; ``/mnt/guest/keep``: its files lie in --keep afterwards;
 - FFS_GUEST=1 in its environment, no limit of locked memory, device-mapper, veth and netem.
 
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "build/guest"
 GIB = 1 << 30
 DISKS = {"block512": (512, GIB), "block4096": (4096, GIB), "scratch": (4096, 4 * GIB)}
+DISKS |= {"cluster512": (512, GIB), "cluster4096": (4096, GIB)}
 KERNEL = (
     "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable no_timer_check random.trust_cpu=on"
 )

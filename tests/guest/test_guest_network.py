@@ -21,7 +21,7 @@ from ffs._native.device import device_check, device_survey
 from ffs.rpc.secret_file import SECRET_VARIABLE
 
 HOSTS = ["meta0", "node0", "node1"]
-DEVICES = ["/dev/mapper/slow", "/dev/disk-block4096"]
+DEVICES = ["/dev/mapper/slow", "/dev/disk-cluster4096"]
 SIZE = 1 << 30
 CHUNK = 64 << 10
 CHUNKS = 24
@@ -30,10 +30,10 @@ SEED = 7
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[Mapped]:
-    for path in ("/dev/disk-block512", "/dev/disk-block4096"):
+    for path in ("/dev/disk-cluster512", "/dev/disk-cluster4096"):
         until_free(path)
         run("blkdiscard", path)
-    with Mapped("slow", linear("/dev/disk-block512", 0, SIZE)) as device:
+    with Mapped("slow", linear("/dev/disk-cluster512", 0, SIZE)) as device:
         yield device
 
 
@@ -146,13 +146,13 @@ def test_reads_around_a_slow_device_are_hedged(client: ffs.Client, slow: Mapped)
     data = random.Random(SEED).randbytes(CHUNKS * CHUNK)
     with client.open("/hedged", "w+b", 0, chunk_size=CHUNK) as file:
         file.pwrite(data, 0)
-        below = "/dev/disk-block512 0"
+        below = "/dev/disk-cluster512 0"
         slow.load(f"0 {SIZE // SECTOR} delay {below} 2000 {below} 0")
         try:
             for at in range(0, len(data), CHUNK):
                 assert file.pread(CHUNK, at) == data[at : at + CHUNK]
         finally:
-            slow.load(linear("/dev/disk-block512", 0, SIZE))
+            slow.load(linear("/dev/disk-cluster512", 0, SIZE))
     assert hedge_wins(client) > 0
 
 
