@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 RECEIVES, MESSAGE_BYTES = 8, 1024  # fewer and smaller than the server's own: both sides' counts matter
 SEND_SLOTS = 16
 GRANULE = 64 << 10
-BULK_RDMA = 3
+BULK_INLINE, BULK_RDMA = 1, 3
 WANT_CHECKSUMS = 2
 UPDATE_WRITE = 1
 FEATURE_RDMA = 8
@@ -145,6 +145,8 @@ class VerbsPeer:
         self._answers: dict[int, Answer] = {}
         self.sent = self.received = self.told = 0  # messages; credits that the server gave back
         self.broken = ""
+        self.holds = False  # what came keeps its buffer, and the server is told of none
+        self._held: list[int] = []
 
     # --- setting up -------------------------------------------------------------------------------
 
@@ -243,10 +245,9 @@ class VerbsPeer:
     def _send(self, data: bytes) -> None:
         slot = self._free_slots.pop()
         place = slot * MESSAGE_BYTES
-        pieces = []
         if data:
             self._send_memory.write(data, len(data), place)
-            pieces.append(wr.SGE(self._send_memory.buf + place, len(data), self._send_memory.lkey))
+        pieces = [wr.SGE(self._send_memory.buf + place, len(data), self._send_memory.lkey)]
         told, self._owed = self._owed, 0
         request = wr.SendWR(
             wr_id=1000 + slot,
@@ -259,7 +260,7 @@ class VerbsPeer:
         self.sent += 1
         self._queue.post_send(request)
 
-    def _take(self) -> None:
+    def look(self) -> None:
         """What has come and ended."""
         _, found = self._completions.poll(RECEIVES + SEND_SLOTS)
         for each in found:
@@ -275,23 +276,27 @@ class VerbsPeer:
                 if each.byte_len:
                     place = each.wr_id * MESSAGE_BYTES
                     self._frames.add(self._receive_memory.read(each.byte_len, place))
-                self._post_receive(each.wr_id)
-                self._owed += 1
+                self._held.append(each.wr_id)
+        if not self.holds:
+            for buffer in self._held:
+                self._post_receive(buffer)
+            self._owed += len(self._held)
+            self._held.clear()
         while (frame := self._frames.next()) is not None:
-            name, request_id, fixed, variable, _ = frame
-            self._answers[request_id] = (name, fixed, variable)
+            name, request_id, fixed, variable, payload = frame
+            self._answers[request_id] = (name, fixed, variable + payload)
         if self._owed * 2 >= RECEIVES and self._credits > 0 and self._free_slots and not self.broken:
             self._send(b"")  # the last one is for this
 
     def _until(self, condition: Any, what: str) -> None:
         limit = time.monotonic() + LIMIT_S
-        self._take()
+        self.look()
         while not condition():
             assert not self.broken, f"{what}: {self.broken}"
             assert not select.select([self._socket], [], [], 0)[0], f"{what}: the server ends the connection"
             assert time.monotonic() < limit, f"never came: {what}"
             time.sleep(0.0005)
-            self._take()
+            self.look()
 
     def send(self, name: str, values: dict[str, Value], variable: bytes = b"") -> int:
         """A frame, as messages; its request id."""
@@ -301,6 +306,10 @@ class VerbsPeer:
             self._until(lambda: self._credits > 1 and self._free_slots, "credits")
             self._send(data[at : at + self._message_bytes])
         return self._last_id
+
+    def take_until_none_is_left(self) -> None:
+        """With `holds`: of the buffers that the server knows of all but one, which is to tell of credits."""
+        self._until(lambda: len(self._held) == RECEIVES - self._owed - 1, "the last message before it stops")
 
     def wait(self, request_id: int) -> Answer:
         self._until(lambda: request_id in self._answers, "an answer over the queue pair")

@@ -7,6 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from guest_port import counters
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("FFS_NATIVE_BUILD", ROOT / "build/test"))
 
@@ -15,13 +17,6 @@ def run(*command: str) -> str:
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
-
-
-def counters() -> dict[str, int]:
-    folder = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters")
-    return {
-        path.name: int(path.read_text()) for path in folder.iterdir() if path.read_text().strip().isdigit()
-    }
 
 
 def test_rings_against_servers() -> None:

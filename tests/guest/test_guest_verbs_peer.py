@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import struct
+import time
 from collections.abc import Iterator
 from errno import EINVAL, ENXIO
 from pathlib import Path
 
 import pytest
 from chaos_cluster import until
-from guest_verbs_peer import GRANULE, Answer, VerbsPeer, crc32c
+from guest_port import counters
+from guest_verbs_peer import BULK_INLINE, GRANULE, WANT_CHECKSUMS, Answer, VerbsPeer, crc32c
 from wire_layouts import Value
 
 from ffs._native.device import device_format
@@ -115,6 +117,26 @@ def test_messages_go_on_for_ever_by_the_credits_that_both_give_back(peer: VerbsP
     name, said, variable = peer.wait(peer.send("exists", context(peer) | {"count": 150}, keys))
     assert (name, said["status"], said["count"]) == ("exists_reply", 0, 150)
     assert variable == bytes(8 * 150)
+
+
+def test_a_server_whose_client_has_no_buffer_left_waits(peer: VerbsPeer) -> None:
+    assert write(peer, 5)[1]["status"] == 0
+    values = context(peer) | {"key": key(5), "length": len(DATA), "flags": WANT_CHECKSUMS}
+    values |= {"bulk.kind": BULK_INLINE, "bulk.length": len(DATA)}
+    before = counters()
+    peer.holds = True
+    asked = peer.send("read", values)  # more messages than there are buffers
+    peer.take_until_none_is_left()
+    received = peer.received
+    time.sleep(0.1)  # one that doesn't wait sends now
+    peer.look()
+    assert peer.received == received
+    peer.holds = False
+    name, said, variable = peer.wait(asked)
+    assert (name, said["status"], said["bytes"]) == ("read_reply", 0, len(DATA))
+    assert variable[4 * said["granule_count"] :] == DATA
+    after = counters()
+    assert (after["send_rnr_err"], after["rcvd_rnr_err"]) == (before["send_rnr_err"], before["rcvd_rnr_err"])
 
 
 @pytest.mark.parametrize("fault", ["key", "length"])

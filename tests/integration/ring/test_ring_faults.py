@@ -25,6 +25,7 @@ SIZE = 1 << (18 if IN_GUEST else 20)
 CHUNKS = 6 if IN_GUEST else 12
 KILLED = 2 if IN_GUEST else 4
 SHORT_MS = 1000 if IN_GUEST else 300
+SERVER_BUFFERS = 32  # native/net/rdma/pair.h, Shape: receives
 
 
 def fill(client: NativeClient, right: int, chain_of: Any) -> np.ndarray[Any, Any]:
@@ -47,6 +48,14 @@ def read_all(ring: Ring, right: int, iov: Iov, chain_of: Any) -> None:
 
 def chain_of(i: int) -> int:
     return i % 3 + 1
+
+
+def queue_pairs() -> int:
+    """Of this process, as the kernel knows them."""
+    words = ["rdma", "-j", "resource", "show", "qp"]
+    listed = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+    assert listed, "the servers have some"
+    return sum(one.get("pid") == os.getpid() for one in listed)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -77,7 +86,43 @@ def test_a_stopped_server_is_read_around_and_cannot_write_late(three: Nodes, tra
             other_reads.close()
             assert (memory == 0xC3).all()
         assert ring.stats().retries + ring.stats().hedge_wins > 0
+        if transport == "rdma" and IN_GUEST:
+            # One a server: those that reads were taken back from are gone, so nothing comes by them.
+            assert queue_pairs() <= len(three.nodes)
         del memory
+    client.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stopped_server_is_sent_no_more_than_it_has_room_for(one: Nodes, transport: str) -> None:
+    """Over RDMA a message that meets no buffer breaks the queue pair (docs/rdma.md, Messages)."""
+    one.lease()
+    client = one.client(transport, try_timeout_ms=50_000)
+    right = client.add_capability(capability(client))
+    data = fill(client, right, lambda i: 1)
+    with Ring(client, 128) as ring, Iov(101 * 4096) as iov:
+
+        def read(number: int) -> None:
+            part = iov[number * 4096 : (number + 1) * 4096]
+            ring.prepare_one(OP_READ, 1, right, key(0), number * 64, 4096, part, number)
+            ring.submit()
+
+        read(100)
+        assert finish(ring, 1)["result"][0] == 4096
+        before = ring.stats()
+        one.nodes[0].signal(signal.SIGSTOP)
+        for number in range(100):
+            read(number)
+        stopped = ring.stats()
+        one.nodes[0].signal(signal.SIGCONT)
+        assert (finish(ring, 100)["result"] == 4096).all()
+        for number in range(101):
+            assert bytes(iov.numpy()[number * 4096 :][:4096]) == bytes(data[0][number * 64 :][:4096])
+        after = ring.stats()
+        assert (after.retries, after.rdma_breaks) == (0, 0)
+        if transport == "rdma":
+            # One of the last is kept, to tell of credits.
+            assert SERVER_BUFFERS // 2 < stopped.rdma_sends - before.rdma_sends < SERVER_BUFFERS
     client.close()
 
 
