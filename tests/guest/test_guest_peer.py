@@ -193,8 +193,6 @@ def test_what_was_acknowledged_outlives_a_host(both: Both, transport: str) -> No
     )
     if transport == "rdma":
         assert moved.before[0].bytes_copied == 0, "data came through messages instead of RDMA WRITE"
-        # The queue pairs noticed it, before the manager and the tries' own time limits had to.
-        assert sum(stats.rdma_breaks for stats in moved.after) > 0
     whole = moved.wanted.tobytes()
     with both.clients[transport].open(f"/{transport}", "r+b", 0) as file:
         assert file.pread(len(whole), 0) == whole
