@@ -335,7 +335,10 @@ TEST_CASE("blocks are gone for clients when their time is over, and soon from th
       wait_for_use(cluster, node, [&](const SpaceUse& use) { return use.chunks == left; });
     }
   }
-  CHECK(use_of(cluster, 0).expired_chunks == 3);
+  // One is replaced by the put, unless the sweep came to it before that.
+  const uint64_t expired = use_of(cluster, 0).expired_chunks;
+  CHECK(expired >= 3);
+  CHECK(expired <= 4);
   CHECK(use_of(cluster, 0).evicted_chunks == 0);
 }
 
