@@ -31,6 +31,7 @@ HERE, THERE = "10.98.0.1", "10.98.0.2"
 RXE1 = "rdma link add rxe1 type rxe netdev eth0"  # over the cable between them
 CHUNK = 64 << 10
 SLOTS = 40
+POKES = 8  # chunks of all chains
 SEED = 13
 
 pytestmark = pytest.mark.skipif(not Path("/sys/class/net/eth0").exists(), reason="there is no second guest")
@@ -46,7 +47,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Table "default": two copies of everything, one on each guest. Table "single": one, here or there."""
     run(*RXE1.split())  # for good: who has opened a device keeps it
     root = tmp_path_factory.mktemp("cluster")
-    made = Cluster(root, ThisGuest(), nodes=1, metas=1, failure_timeout_ms=4000, node_options=["--rdma=rxe1"])
+    made = Cluster(
+        root, ThisGuest(), nodes=1, metas=1, failure_timeout_ms=15000, node_options=["--rdma=rxe1"]
+    )
     try:
         for name in ("meta0", "node0"):
             made.processes[name].start()
@@ -89,6 +92,7 @@ class Mover:
         self._file, self._iov, self._reads, self._writes = file, iov, reads, writes
         self._rng = np.random.default_rng(SEED)
         self.wanted = np.zeros((SLOTS, CHUNK), np.uint8)
+        self._poked = 0  # extra writes under way
 
     def stats(self) -> tuple[RingStats, RingStats]:
         return self._reads.stats(), self._writes.stats()
@@ -96,7 +100,7 @@ class Mover:
     def turn(self, written: NDArray[Any], read: NDArray[Any]) -> None:
         """Both together make all chunks; all of them are in flight at once."""
         self.wanted[written] = self._rng.integers(0, 256, (len(written), CHUNK), np.uint8)
-        memory = self._iov.numpy().reshape(SLOTS, CHUNK)
+        memory = self._iov.numpy()[: SLOTS * CHUNK].reshape(SLOTS, CHUNK)
         memory[written] = self.wanted[written]
         memory[read] = 0
         for ring, slots in ((self._writes, written), (self._reads, read)):
@@ -106,10 +110,28 @@ class Mover:
         for ring, slots in ((self._writes, written), (self._reads, read)):
             count = 0
             while count < len(slots):
-                for done in ring.wait(1):
+                completed = ring.wait(1, 0.2)
+                for done in completed:
                     assert (done.result, done.error) == (CHUNK, None)
-                    count += 1
+                    count += done.userdata < SLOTS
+                    self._poked -= done.userdata >= SLOTS
+                if not completed and not self._poked:
+                    self._poke()
+        while self._poked:
+            for done in self._writes.wait(1):
+                assert (done.result, done.error) == (CHUNK, None)
+                self._poked -= 1
         assert np.array_equal(memory, self.wanted)
+
+    def _poke(self) -> None:
+        """Everybody is silent: a write more for each chain, of what is there already. By what it sends alone
+        does a queue pair learn that the other side is gone."""
+        self._poked = POKES
+        at = np.arange(POKES) * CHUNK
+        self._iov.numpy()[SLOTS * CHUNK :] = self.wanted[:POKES].reshape(-1)
+        rows, sizes = np.arange(POKES) + SLOTS, np.full(POKES, CHUNK)
+        assert self._writes.prepare_many(self._file, at, self._iov, rows * CHUNK, sizes, rows) == POKES
+        self._writes.submit()
 
     def mixed_turn(self) -> None:
         order = self._rng.permutation(SLOTS)
@@ -120,7 +142,7 @@ def move(client: ffs.Client, path: str, begun: threading.Event, gone: threading.
     """Writes and reads until the other host has been `gone` for a whole turn."""
     with (
         client.open(path, "w+b", 0, chunk_size=CHUNK) as file,
-        ffs.Iov(SLOTS * CHUNK) as iov,
+        ffs.Iov((SLOTS + POKES) * CHUNK) as iov,
         ffs.Ior(client, 64, "read") as reads,
         ffs.Ior(client, 64, "write") as writes,
     ):
@@ -145,6 +167,8 @@ class Both:
             )
             for name in ("tcp", "rdma")
         }
+        # Not the time limit of a try but the queue pair is to notice.
+        self.clients["rdma"].core.session()._native_options["try_timeout_ms"] = 60_000
         self.results: dict[str, Future[Moved]] = {}
 
     def work(self) -> None:
@@ -193,6 +217,7 @@ def test_what_was_acknowledged_outlives_a_host(both: Both, transport: str) -> No
     )
     if transport == "rdma":
         assert moved.before[0].bytes_copied == 0, "data came through messages instead of RDMA WRITE"
+        assert sum(stats.rdma_breaks for stats in moved.after) > 0  # before the manager knew
     whole = moved.wanted.tobytes()
     with both.clients[transport].open(f"/{transport}", "r+b", 0) as file:
         assert file.pread(len(whole), 0) == whole
