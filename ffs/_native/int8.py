@@ -25,34 +25,36 @@ def _shape(dtype: int, blocks: int, outer: int, heads: int, inner: int) -> Any:
     return shape
 
 
-def _views(values: Any, codes: Any, ranges: Any, count: int, pairs: int, *, encoding: bool) -> list[Any]:
-    views = [
-        ffi.from_buffer("char[]", values, require_writable=not encoding),
-        ffi.from_buffer("uint8_t[]", codes, require_writable=encoding),
-        ffi.from_buffer("char[]", ranges, require_writable=encoding),
-    ]
-    for name, view, size in zip(
-        ("values", "codes", "ranges"), views, (2 * count, count, 8 * pairs), strict=True
-    ):
-        if len(view) != size:
-            raise InvalidArgument(f"int8: {name} have {len(view)} bytes, this shape needs {size}")
-    views[2] = ffi.cast("float*", views[2])
-    return views
-
-
 def encode(values: Any, codes: Any, ranges: Any, dtype: int, shape: tuple[int, int, int, int]) -> None:
     """`values`: [blocks][outer][heads][inner] 16-bit floats; `codes` becomes a byte of each, `ranges`
     (lowest, step) as float32 of each head of a block. Contiguous buffers. Without the GIL. InvalidArgument;
     FfsError with ERANGE: a value isn't finite."""
     blocks, outer, heads, inner = shape
-    views = _views(values, codes, ranges, blocks * outer * heads * inner, blocks * heads, encoding=True)
+    count = blocks * outer * heads * inner
+    views = [
+        ffi.from_buffer("char[]", values),
+        ffi.from_buffer("uint8_t[]", codes, require_writable=True),
+        ffi.from_buffer("char[]", ranges, require_writable=True),
+    ]
+    sizes = (2 * count, count, 8 * blocks * heads)
+    for name, view, size in zip(("values", "codes", "ranges"), views, sizes, strict=True):
+        if len(view) != size:
+            raise InvalidArgument(f"int8: {name} have {len(view)} bytes, this shape needs {size}")
+    views[2] = ffi.cast("float*", views[2])
     check(lib.ffs_int8_encode(_shape(dtype, *shape), *views))
 
 
-def decode(values: Any, codes: Any, ranges: Any, dtype: int, shape: tuple[int, int, int, int]) -> None:
-    """Fills `values` from what `encode` made. Contiguous buffers. Without the GIL. InvalidArgument."""
+def decode_block(coded: Any, block: Any, keys: int, dtype: int, shape: tuple[int, int, int, int]) -> None:
+    """Fills `block` from `coded`, both whole, in one call: `keys` bytes come first in both, unchanged, then
+    values; in `coded` what `encode` made of them, codes, then ranges, and maybe more. Contiguous buffers.
+    Without the GIL. InvalidArgument."""
     blocks, outer, heads, inner = shape
-    to, of_codes, of_ranges = _views(
-        values, codes, ranges, blocks * outer * heads * inner, blocks * heads, encoding=False
-    )
-    check(lib.ffs_int8_decode(_shape(dtype, *shape), of_codes, of_ranges, to))
+    count = blocks * outer * heads * inner
+    source = ffi.from_buffer("char[]", coded)
+    target = ffi.from_buffer("char[]", block, require_writable=True)
+    if len(source) < keys + count + 8 * blocks * heads or len(target) != keys + 2 * count:
+        raise InvalidArgument(
+            f"int8: a block of {len(target)} bytes, coded in {len(source)}: this isn't {keys} bytes of keys"
+            f" and {count} values"
+        )
+    check(lib.ffs_int8_decode_block(_shape(dtype, *shape), keys, source, target))

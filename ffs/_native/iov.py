@@ -1,4 +1,5 @@
-"""Iov: shared memory that requests read into and write from, seen as memoryview, numpy or torch.
+"""Iov: shared memory that requests read into and write from, seen as memoryview, numpy or torch; or memory of
+a device, which only RDMA reaches.
 
 docs/ring.md, Iov.
 """
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ffs._native.lib import check, ffi, lib, native_error
-from ffs.errors import BadHandle, Busy, InvalidArgument
+from ffs.errors import BadHandle, Busy, InvalidArgument, Unsupported
 
 __all__ = ["Iov", "IovSlice"]
 
@@ -61,6 +62,12 @@ def _sweep_limbo() -> None:
                 _limbo.remove(handle)
 
 
+class _NoView:
+    """What stands for the memory of a device, of which there are no views."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Iov:
     """`size` bytes of shared memory (rounded up to pages), for any number of rings and processes.
 
@@ -71,6 +78,7 @@ class Iov:
     """
 
     _held: Any = None  # what the memory belongs to, if it isn't ours
+    _device = False
 
     def __init__(self, size: int, numa: int | None = None, hugepages: bool = False) -> None:
         self._open(size, -1 if numa is None else numa, hugepages, -1)
@@ -79,8 +87,8 @@ class Iov:
     def from_fd(cls, fd: int) -> Self:
         """Maps a shared file (another process's `fileno()`), whole; `fd` stays the caller's.
 
-        Its size must be a multiple of 4096. Without the seals of a memfd of ours, data goes through
-        the socket even on one host."""
+        Its size must be a multiple of 4096. Without the seals of a memfd of ours, a server
+        of the same host can't be given its pages (docs/ring.md, Landing)."""
         self = cls.__new__(cls)
         self._open(0, -1, False, fd)
         return self
@@ -89,8 +97,9 @@ class Iov:
     def over(cls, memory: Any) -> Self:
         """An Iov over memory of somebody else: any writable, contiguous buffer, which is held meanwhile.
 
-        For pools that an engine has made itself. Nothing is copied here, but data goes through the socket
-        even on one host, and there is no `fileno`. InvalidArgument: it is empty, or can't be written."""
+        For pools that an engine has made itself. A server of the same host can't be given its pages: reads
+        take one copy from memory that can (docs/ring.md, Landing), writes go through the socket. There is
+        no `fileno`. InvalidArgument: it is empty, or can't be written."""
         try:
             held = ffi.from_buffer("char[]", memory, require_writable=True)
         except (TypeError, ValueError, BufferError) as error:
@@ -109,6 +118,45 @@ class Iov:
         self._open(size, -1, False, -1, address)
         return self
 
+    @classmethod
+    def from_dmabuf(cls, fd: int, size: int, offset: int = 0) -> Self:
+        """`size` bytes of a device's memory, from byte `offset` of the dmabuf that `fd` is; `fd` stays the
+        caller's. docs/rdma.md, Memory of a device.
+
+        There are no views of it. Its requests go over RDMA; others complete as Unsupported. The servers check
+        what they send; nothing is checked here. The memory must stay what it is until the Iov is closed.
+        Doesn't block. InvalidArgument: no dmabuf, or the range isn't inside it; BadHandle: no
+        descriptor."""
+        if size <= 0 or offset < 0:
+            raise InvalidArgument(f"an Iov of {size} bytes at {offset} of a dmabuf: give some, from 0 on")
+        _sweep_limbo()
+        options = ffi.new("ffs_dmabuf_options*")
+        options.struct_size = ffi.sizeof("ffs_dmabuf_options")
+        options.fd, options.offset, options.size_bytes = fd, offset, size
+        out = ffi.new("ffs_iov**")
+        check(lib.ffs_iov_import_dmabuf(options, out))
+        self = cls.__new__(cls)
+        self._device = True
+        self._adopt(out[0])
+        return self
+
+    @classmethod
+    def from_cuda(cls, tensor: Any) -> Self:
+        """A CUDA tensor's memory (torch; contiguous), exported as a dmabuf by the driver; the tensor is held
+        meanwhile. As from_dmabuf; Unsupported: the driver or the GPU exports none.
+
+        What computes the tensor must be over (torch.cuda.synchronize) before a write is prepared, and what
+        reads it is launched after `settle`."""
+        from ffs._native import cuda
+
+        memory = cuda.export(tensor)
+        try:
+            self = cls.from_dmabuf(memory.fd, memory.size, memory.offset)
+        finally:
+            os.close(memory.fd)
+        self._held = tensor
+        return self
+
     def _open(self, size: int, numa: int, hugepages: bool, fd: int, address: int = 0) -> None:
         if size < 0 or numa < -1:
             raise InvalidArgument(f"Iov: size {size}, NUMA node {numa}: neither may be negative")
@@ -122,21 +170,48 @@ class Iov:
         options.memory = ffi.cast("void*", address)
         out = ffi.new("ffs_iov**")
         check(lib.ffs_iov_create(options, out))
-        self._handle = _Handle(out[0])
-        self._size = int(lib.ffs_iov_size(out[0]))
+        self._adopt(out[0])
+
+    def _adopt(self, raw: Any) -> None:
+        self._handle = _Handle(raw)
+        self._size = int(lib.ffs_iov_size(raw))
         self._make_root()
 
     def _make_root(self) -> None:
         # Every view refers to this object, so that its end is the end of them all.
         raw = self._handle.raw
-        self._root: Any = ffi.buffer(ffi.cast("char*", lib.ffs_iov_data(raw)), self._size)
+        self._root: Any = (
+            _NoView() if self._device else ffi.buffer(ffi.cast("char*", lib.ffs_iov_data(raw)), self._size)
+        )
         self._end = weakref.finalize(self._root, _destroy_late, self._handle, _limbo)
         self._end.atexit = False  # the process ends, and its memory with it
+
+    def settle(self) -> None:
+        """After reads into it: kernels that are launched from now on see what the reads have put there.
+        For memory of from_cuda; of this host's nothing is to be done. Unsupported: memory of from_dmabuf,
+        whose exporter knows how, or a GPU that can't be told."""
+        self._live()
+        if not self._device:
+            return
+        if self._held is None:
+            raise Unsupported("who exported this dmabuf knows how its device takes in what RDMA has written")
+        from ffs._native import cuda
+
+        cuda.settle(self._held)
 
     def _live(self) -> Any:
         if self._root is None:
             raise BadHandle("this Iov is closed")
         return self._root
+
+    def _memory(self) -> Any:
+        root = self._live()
+        if self._device:
+            raise Unsupported(
+                "this Iov is memory of a device (from_dmabuf, from_cuda): there is no view of it for the CPU."
+                " Look at it on the device, or read into an ffs.Iov(size)"
+            )
+        return root
 
     def close(self) -> None:
         """Frees the memory. Busy: a request, a view, an array or an IovSlice's view still uses it."""
@@ -177,7 +252,13 @@ class Iov:
         return self._size
 
     def __repr__(self) -> str:
-        return f"Iov({self._size}{', closed' if self._root is None else ''})"
+        where = ", on a device" if self._device else ""
+        return f"Iov({self._size}{where}{', closed' if self._root is None else ''})"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is memory of a device, which has no views."""
+        return self._device
 
     @property
     def handle(self) -> int:
@@ -187,16 +268,18 @@ class Iov:
 
     def fileno(self) -> int:
         """The memfd, to pass to other processes (Iov.from_fd). It stays this object's. InvalidArgument: it
-        has none (`over`, `at`)."""
+        has none (`over`, `at`, `from_dmabuf`)."""
         self._live()
         fd = int(lib.ffs_iov_fd(self._handle.raw))
         if fd < 0:
-            raise InvalidArgument("this Iov lies over memory of somebody else: there is no descriptor of it")
+            raise InvalidArgument(
+                "this Iov lies over memory of somebody else: there is no descriptor of it to map elsewhere"
+            )
         return fd
 
     def buffer(self) -> memoryview:
         """All of it, writable bytes."""
-        return memoryview(self._live())
+        return memoryview(self._memory())
 
     def numpy(
         self, dtype: DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0
@@ -206,11 +289,12 @@ class Iov:
         Raises InvalidArgument if it doesn't fit."""
         kind = np.dtype(dtype)
         count = self._count(kind.itemsize, shape, offset)
-        flat: NDArray[Any] = np.frombuffer(self._live(), dtype=kind, count=count, offset=offset)
+        flat: NDArray[Any] = np.frombuffer(self._memory(), dtype=kind, count=count, offset=offset)
         return flat if shape is None else flat.reshape(shape)
 
     def torch(self, dtype: Any = None, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
         """A CPU tensor over the memory; torch is imported here. Default dtype: torch.uint8."""
+        self._memory()  # before torch, which takes seconds to come
         import torch
 
         kind = torch.uint8 if dtype is None else dtype

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,7 +15,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ffs._native.iov import IovSlice
+from ffs._native.device_memory import device_error, is_device_fault
+from ffs._native.file_entries import FileEntries
+from ffs._native.iov import Iov, IovSlice
 from ffs._native.lib import check, ffi, lib
 from ffs._native.routes import ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.errors import BadHandle, FfsError, InvalidArgument, RingFull, error_of_status
@@ -52,8 +54,8 @@ WAIT_NEEDS_ROUTING: Final = int(lib.FFS_WAIT_NEEDS_ROUTING)
 WAIT_TIMEOUT: Final = int(lib.FFS_WAIT_TIMEOUT)
 WAIT_NEEDS_CAPABILITY: Final = int(lib.FFS_WAIT_NEEDS_CAPABILITY)
 
-# C waits so long at most, so that signals (Ctrl-C) are seen.
-_STEP_MS: Final = 200
+STEP_MS: Final = 200
+"""C waits so long at most, so that signals (Ctrl-C) are seen."""
 
 _NO_HEDGES: Final = 101  # ffs_client_options.hedge_percent
 
@@ -132,6 +134,8 @@ check_layout(CQE_DTYPE, "ffs_cqe")
 
 def error_of_cqe(cqe: Any) -> FfsError:
     """The error of a completion (a row of CQE_DTYPE) whose result is negative."""
+    if is_device_fault(cqe):
+        return device_error(cqe, f"the server of target {int(cqe['value'])}")
     text = f" on chain {int(cqe['chain'])}" if cqe["chain"] else ""
     error = error_of_status(-int(cqe["result"]), int(cqe["detail"]))
     return type(error)(f"{error.message}{text}", errno=error.errno)
@@ -236,7 +240,8 @@ class RingStats:
     bytes_copied: payload that came through a socket; hedges: late reads that a second replica was asked
     for, hedge_wins: which answered first; damaged: answers that didn't match their checksums; budget_waits:
     retries that the retry budget held back; unavailable: requests that ended as ChainUnavailable.
-    tcp_links, local_links, rdma_links: connections that stand now. rdma_*: docs/rdma.md, Counters."""
+    tcp_links, local_links, rdma_links: connections that stand now. rdma_*: docs/rdma.md, Counters.
+    bytes_landed: payload that took the copy of docs/ring.md, Landing."""
 
     submitted: int
     completed: int
@@ -264,6 +269,7 @@ class RingStats:
     rdma_completions: int
     rdma_receives: int
     rdma_breaks: int
+    bytes_landed: int
 
 
 class Ring:
@@ -300,9 +306,8 @@ class Ring:
             raise BadHandle("this ring is closed")
         return self._raw
 
-    def prepare(self, sqes: NDArray[Any], numbers: Any = None) -> int:
-        """Takes requests (contiguous, SQE_DTYPE), whole groups only; how many entries were taken. With
-        `numbers` (entries.Numbers.raw) one of them for each request that was taken is in use from then on.
+    def prepare(self, sqes: NDArray[Any]) -> int:
+        """Takes requests (contiguous, SQE_DTYPE), whole groups only; how many entries were taken.
 
         Fewer than given: the ring is full. InvalidArgument names the first bad one; then none was taken.
         The Iovs must stay open until their requests complete."""
@@ -311,9 +316,7 @@ class Ring:
         if len(sqes) == 0:
             return 0
         entries = ffi.from_buffer("ffs_sqe[]", sqes)
-        if numbers is None:
-            return check(lib.ffs_ring_prepare(self.raw, entries, len(sqes)))
-        return check(lib.ffs_py_prepare(self.raw, entries, len(sqes), numbers))
+        return check(lib.ffs_ring_prepare(self.raw, entries, len(sqes)))
 
     def prepare_one(
         self,
@@ -335,10 +338,8 @@ class Ring:
         expiry_ms: int = 0,
         priority: int = 0,
         codec: int = 0,
-        numbers: Any = None,
     ) -> None:
-        """One request; key: 24 bytes. `data` holds at least `length` bytes; `numbers` as in prepare.
-        RingFull, InvalidArgument."""
+        """One request; key: 24 bytes. `data` holds at least `length` bytes. RingFull, InvalidArgument."""
         if len(key) != 24 or len(tag) > 16:
             raise InvalidArgument(f"a key has 24 bytes and a tag at most 16, not {len(key)} and {len(tag)}")
         sqe = self._one
@@ -369,10 +370,7 @@ class Ring:
         sqe.target = target
         ffi.memmove(sqe.tag, tag.ljust(16, b"\0"), 16)
         sqe.priority = priority
-        if numbers is None:
-            taken = check(lib.ffs_ring_prepare(self.raw, sqe, 1))
-        else:
-            taken = check(lib.ffs_py_prepare(self.raw, sqe, 1, numbers))
+        taken = check(lib.ffs_ring_prepare(self.raw, sqe, 1))
         if taken == 0:
             raise RingFull(f"the ring holds its {self.entries} requests: submit and wait, then go on")
 
@@ -393,17 +391,66 @@ class Ring:
         kept = self._kept
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            left_ms = _STEP_MS if until is None else math.ceil((until - time.monotonic()) * 1000)
-            step_ms = max(0, min(left_ms, _STEP_MS))
+            left_ms = STEP_MS if until is None else math.ceil((until - time.monotonic()) * 1000)
+            step_ms = max(0, min(left_ms, STEP_MS))
             check(lib.ffs_py_wait(self.raw, self._cqes_raw, self.entries, least, step_ms, kept))
             events = kept.events
-            if events == WAIT_TIMEOUT and (until is None or left_ms > _STEP_MS):
+            if events == WAIT_TIMEOUT and (until is None or left_ms > STEP_MS):
                 continue
             # As bytes: numpy copies a structure field by field, thirty times as slowly.
             out = np.frombuffer(bytearray(self._cqes_bytes[: kept.have]), dtype=CQE_DTYPE)
             # Last, and no call after it: signal handlers run at the end of calls.
             kept.have = kept.events = 0
             return out, events
+
+    def move(
+        self,
+        file: FileEntries,
+        op: int,
+        flags: int,
+        index: int,
+        offset: int,
+        length: int,
+        iov: Iov,
+        see_to: Callable[[int], None],
+    ) -> int:
+        """Moves `length` bytes between `offset` of the file's chunk `index` and the begin of `iov`, alone in
+        this ring, which must be quiet; the bytes moved, or -errno: `moved` says more. One call of C.
+
+        see_to: told of WAIT_NEEDS_ROUTING and WAIT_NEEDS_CAPABILITY, as wait's events. Blocking, without the
+        GIL; if a signal raises, the request may be in flight still: close the ring then."""
+        kept = self._kept
+        check(
+            lib.ffs_py_move(
+                self.raw,
+                file.raw,
+                op,
+                flags,
+                index,
+                offset,
+                length,
+                iov.handle,
+                0,
+                STEP_MS,
+                self._cqes_raw,
+                kept,
+            )
+        )
+        while True:
+            if kept.events & ~WAIT_TIMEOUT:
+                see_to(kept.events)
+            kept.events = 0
+            if kept.have:
+                break
+            check(lib.ffs_py_wait(self.raw, self._cqes_raw, 1, 1, STEP_MS, kept))
+        kept.have = 0
+        result: int = self._cqes_raw[0].result
+        return result
+
+    @property
+    def moved(self) -> Any:
+        """The completion of the last `move`, a row of CQE_DTYPE."""
+        return self._cqes[0]
 
     def cancel(self, userdata: int) -> None:
         """Requests with this userdata complete with ECANCELED, or as they would have. NotFound."""

@@ -17,6 +17,7 @@ from ffs.errors import BadHandle, InvalidArgument
 __all__ = [
     "DISCARDS",
     "WRITE_CACHES",
+    "ZERO_COPY_SENDS",
     "NativeServer",
     "ShardInfo",
     "ShardMetrics",
@@ -26,6 +27,7 @@ __all__ = [
     "clock_ms",
 ]
 
+ZERO_COPY_SENDS: Final = ("auto", "off", "on")  # by the numbers of FFS_ZERO_COPY_* (ffs.h)
 WRITE_CACHES: Final = ("auto", "volatile", "protected")  # by the numbers of ffs_device_options (ffs.h)
 DISCARDS: Final = ("auto", "off", "on")
 _MAX_REPORTS: Final = 8192
@@ -172,6 +174,9 @@ class ShardMetrics:
     memory_reads: int
     memory_read_copies: int
     memory_lent_bytes: int
+    zero_copy_sends: int
+    zero_copy_copied: int
+    memory_writes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +223,8 @@ class NativeServer:
     scrub_bytes_per_s: a device, 0 for no scrub; dedup_bytes_per_s: a device, compared to find equal chunks
     where spaces ask for it, 0 for none; peer_key: what servers prove to each other, then only signed
     capabilities are taken; None for neither. rdma: devices for RDMA, None for all, "off" for none;
-    rdma_traffic_class: of what goes out over them (docs/rdma.md). Any thread.
+    rdma_traffic_class: of what goes out over them (docs/rdma.md). zero_copy_send: one of ZERO_COPY_SENDS, of
+    large replies over TCP. Any thread.
     """
 
     def __init__(
@@ -243,6 +249,7 @@ class NativeServer:
         peer_key: bytes | None = None,
         rdma: str | None = None,
         rdma_traffic_class: int = 0,
+        zero_copy_send: str = "auto",
     ) -> None:
         self._raw: Any = None
         if len(cluster) != 16:
@@ -269,6 +276,7 @@ class NativeServer:
         options.scrub_bytes_per_s = scrub_bytes_per_s
         options.dedup_bytes_per_s = dedup_bytes_per_s
         options.rdma_traffic_class = rdma_traffic_class
+        options.zero_copy_send = ZERO_COPY_SENDS.index(zero_copy_send)
         if rdma is not None:
             kept.append(ffi.new("char[]", rdma.encode()))
             options.rdma = kept[-1]

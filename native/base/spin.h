@@ -29,21 +29,28 @@ class Spinner {
   }
   void found() { misses_ = 0; }
   void missed() { misses_ += misses_ < kMissesToRest ? 1 : 0; }
-  // Between two looks: lets others run. False: somebody did, so this one sleeps, and for a while doesn't
-  // look.
+  // Between two looks: lets others run. False: somebody did for long, so this one sleeps, and for a while
+  // doesn't look.
   bool alone(uint64_t now_ns) {
     if (++looks_ % kYieldEvery != 0) return true;
     const uint64_t before_ns = Spinner::now_ns();
     ::sched_yield();
-    if (Spinner::now_ns() - before_ns < kSwitchNs) return true;
-    crowded_until_ns_ = now_ns + kCrowdedNs;
+    return yielded(now_ns, Spinner::now_ns() - before_ns);
+  }
+  // What `alone` makes of a yield that took so long.
+  bool yielded(uint64_t now_ns, uint64_t took_ns) {
+    if (took_ns < kSwitchNs) return true;
+    crowded_until_ns_ = now_ns + kRestTimes * took_ns;
     return false;
   }
 
  private:
   static constexpr uint32_t kMissesToRest = 8, kTryEvery = 16, kYieldEvery = 8;
-  static constexpr uint64_t kSwitchNs = 20'000;  // a yield that took longer gave the processor to somebody
-  static constexpr uint64_t kCrowdedNs = 5'000'000;
+  // A shorter turn was an interrupt, or another one that looks, or a server at a small request: by then a
+  // sleeper wouldn't be awake again. Whoever took longer has work, and takes as long again: then no more than
+  // one part in five of the time goes to such turns.
+  static constexpr uint64_t kSwitchNs = 50'000;
+  static constexpr uint64_t kRestTimes = 4;
   uint64_t crowded_until_ns_ = 0;
   uint32_t misses_ = 0;
   uint32_t rested_ = 0;

@@ -173,6 +173,25 @@ int ffs_iov_create(const ffs_iov_options* options, ffs_iov** out) {
   return 0;
 }
 
+int ffs_iov_import_dmabuf(const ffs_dmabuf_options* options, ffs_iov** out) {
+  ffs_dmabuf_options given;
+  if (!take_options(options, &given) || out == nullptr)
+    return fail(EINVAL, "iov of a dmabuf: options and out are needed");
+  if (given.fd < 0) return fail(EBADF, "iov of a dmabuf: %d is no descriptor", given.fd);
+  IovOptions o;
+  o.dmabuf = given.fd;
+  o.dmabuf_offset = given.offset;
+  o.size_bytes = given.size_bytes;
+  auto iov = Iov::create(o);
+  if (!iov.ok()) {
+    return fail(iov.error(), "iov of " + std::to_string(given.size_bytes) + " bytes at " +
+                                 std::to_string(given.offset) + " of a dmabuf");
+  }
+  IovRegistry::add(iov->get());
+  *out = reinterpret_cast<ffs_iov*>(iov->release());
+  return 0;
+}
+
 void* ffs_iov_data(ffs_iov* iov) {
   return iov_of(iov)->data();
 }

@@ -6,6 +6,7 @@
 #include "base/copy_many.h"
 #include "base/crc32c.h"
 #include "base/int8.h"
+#include "base/xxh3.h"
 #include "capi/error.h"
 #include "capi/options.h"
 #include "ffs/ffs.h"
@@ -69,6 +70,21 @@ int ffs_copy_many(const ffs_copy_piece* pieces, size_t count, uint32_t threads) 
   return 0;
 }
 
+int ffs_xxh3_many(const ffs_hash_piece* pieces, size_t count, uint8_t* digests) {
+  static_assert(sizeof(ffs_hash_piece) == sizeof(ffs::HashPiece));
+  for (size_t i = 0; i < count; i++) {
+    if (digests == nullptr || (pieces[i].bytes > 0 && pieces[i].from == 0)) {
+      return ffs::capi::fail(EINVAL, "xxh3_many: piece %zu has no address", i);
+    }
+  }
+  ffs::xxh3_many(reinterpret_cast<const ffs::HashPiece*>(pieces), count, digests);
+  return 0;
+}
+
+const char* ffs_xxh3_backend(void) {
+  return ffs::xxh3_backend();
+}
+
 int ffs_int8_encode(const ffs_int8_shape* shape, const void* values, uint8_t* codes, float* ranges) {
   ffs::Int8Shape s;
   if (const int code = shape_of(shape, &s); code != 0) return code;
@@ -76,10 +92,14 @@ int ffs_int8_encode(const ffs_int8_shape* shape, const void* values, uint8_t* co
   return ffs::capi::fail(ERANGE, "int8: a value isn't finite: keep this block as it is");
 }
 
-int ffs_int8_decode(const ffs_int8_shape* shape, const uint8_t* codes, const float* ranges, void* values) {
+int ffs_int8_decode_block(const ffs_int8_shape* shape, uint64_t keys, const void* coded, void* block) {
   ffs::Int8Shape s;
   if (const int code = shape_of(shape, &s); code != 0) return code;
-  ffs::int8_decode(s, codes, ranges, values);
+  const uint8_t* codes = static_cast<const uint8_t*>(coded) + keys;
+  const uint64_t values = s.blocks * s.outer * s.heads * s.inner;
+  std::memcpy(block, coded, keys);
+  ffs::int8_decode(s, codes, reinterpret_cast<const float*>(codes + values),
+                   static_cast<uint8_t*>(block) + keys);
   return 0;
 }
 

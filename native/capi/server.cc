@@ -118,6 +118,20 @@ int ffs_server_create(const ffs_server_options* given, ffs_server** out) {
     return fail(EINVAL, "server: rdma_traffic_class is %u; 0 to 255", options.rdma_traffic_class);
   }
   config.rdma_traffic_class = static_cast<uint8_t>(options.rdma_traffic_class);
+  switch (options.zero_copy_send) {
+    case FFS_ZERO_COPY_AUTO:
+      config.zero_copy_send = ffs::net::ZeroCopyMode::kAuto;
+      break;
+    case FFS_ZERO_COPY_OFF:
+      config.zero_copy_send = ffs::net::ZeroCopyMode::kOff;
+      break;
+    case FFS_ZERO_COPY_ON:
+      config.zero_copy_send = ffs::net::ZeroCopyMode::kOn;
+      break;
+    default:
+      return fail(EINVAL, "server: zero_copy_send is %u; 0 (auto), 1 (off) or 2 (on)",
+                  options.zero_copy_send);
+  }
   if (auto wanted = ffs::net::rdma::parse_wanted(config.rdma); !wanted.ok()) {
     return fail(wanted.error(), "server: rdma");
   }
@@ -361,6 +375,9 @@ static void background_metrics(const ffs::server::ShardMetrics& from, ffs_shard_
   out->memory_reads = from.memory_reads;
   out->memory_read_copies = from.memory_read_copies;
   out->memory_lent_bytes = from.memory_lent_bytes;
+  out->zero_copy_sends = from.zero_copy_sends;
+  out->zero_copy_copied = from.zero_copy_copied;
+  out->memory_writes = from.memory_writes;
 }
 
 static void store_metrics(const ffs::server::ShardMetrics& from, ffs_shard_metrics* out) {

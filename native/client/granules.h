@@ -19,4 +19,8 @@ struct GranuleCheck {
 void check_granules(const wire::ReadReply& reply, const uint32_t* crcs, size_t count, uint64_t begin,
                     const uint8_t* data, uint64_t arrived, GranuleCheck* check);
 
+// The same for data that is all there, copied to `to` in the same pass: what was compared is the copy.
+void copy_granules(const wire::ReadReply& reply, const uint32_t* crcs, size_t count, uint64_t begin,
+                   const uint8_t* data, uint8_t* to, GranuleCheck* check);
+
 }  // namespace ffs::client

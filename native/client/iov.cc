@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -29,6 +31,22 @@ uint64_t round_up(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+Status check_dmabuf(int fd, uint64_t offset, uint64_t bytes) {
+  struct statfs kind;
+  if (::fstatfs(fd, &kind) != 0) return Error::of(errno, "the descriptor of a device's memory");
+  if (kind.f_type != DMA_BUF_MAGIC) {
+    return Error::of(EINVAL, "the descriptor is no dmabuf: give one that a device's driver exports");
+  }
+  const off_t end = ::lseek(fd, 0, SEEK_END);  // of a dmabuf that asks for its size, and moves nothing
+  if (end < 0) return Error::of(errno, "asking for the size of a dmabuf");
+  const auto size = static_cast<uint64_t>(end);
+  if (bytes == 0) return Error::of(EINVAL, "an Iov needs at least one byte");
+  if (offset > size || bytes > size - offset) {
+    return Error::of(EINVAL, "the dmabuf ends before offset + size: give a range inside it");
+  }
+  return ok_status();
+}
+
 struct Registry {
   std::mutex mutex;
   std::unordered_map<Iov*, uint64_t> serials;
@@ -45,43 +63,67 @@ Registry& registry() {
 
 Result<std::unique_ptr<Iov>> Iov::create(const IovOptions& options) {
   std::unique_ptr<Iov> iov(new Iov);
-  iov->serial_ = next_serial.fetch_add(1);
+  FFS_TRY_STATUS(iov->open(options));
+  return iov;
+}
+
+Status Iov::open(const IovOptions& options) {
+  serial_ = next_serial.fetch_add(1);
+  if (options.dmabuf >= 0) {
+    FFS_TRY_STATUS(check_dmabuf(options.dmabuf, options.dmabuf_offset, options.size_bytes));
+    return lie_on_device(options.dmabuf, options.dmabuf_offset, options.size_bytes);
+  }
   if (options.memory != nullptr) {
     if (options.fd >= 0 || options.huge_pages || options.numa_node >= 0) {
       return Error::of(EINVAL, "memory of the caller is as it is: no descriptor, huge pages or NUMA node");
     }
     if (options.size_bytes == 0) return Error::of(EINVAL, "an Iov needs at least one byte");
-    iov->mapping_ = net::Mapping::borrowed(options.memory, options.size_bytes);
+    mapping_ = net::Mapping::borrowed(options.memory, options.size_bytes);
   } else if (options.fd >= 0) {
     if (options.huge_pages) return Error::of(EINVAL, "huge pages are chosen by who makes the shared file");
-    FFS_TRY_STATUS(iov->adopt(options.fd));
+    FFS_TRY_STATUS(adopt(options.fd));
   } else {
     if (options.size_bytes == 0) return Error::of(EINVAL, "an Iov needs at least one byte");
     if (options.size_bytes > (1ull << 46)) return Error::of(EINVAL, "an Iov has at most 64 TiB");
     const uint64_t bytes = round_up(options.size_bytes, options.huge_pages ? kHugePageBytes : kPageBytes);
-    FFS_TRY(iov->fd_, net::create_sealed_memfd("ffs-iov", bytes, options.huge_pages));
-    auto mapping = net::map_shared(iov->fd_.get(), 0, bytes, true);
+    FFS_TRY(fd_, net::create_sealed_memfd("ffs-iov", bytes, options.huge_pages));
+    auto mapping = net::map_shared(fd_.get(), 0, bytes, true);
     if (!mapping.ok() && options.huge_pages && mapping.error().code == ENOMEM) {
       return Error::of(ENOMEM, "too few huge pages are reserved: raise vm.nr_hugepages");
     }
     if (!mapping.ok()) return mapping.error();
-    iov->mapping_ = std::move(*mapping);
+    mapping_ = std::move(*mapping);
     // A slice in a huge page can't be taken back on its own, so it isn't lent out (docs/ring.md).
-    iov->shareable_ = !options.huge_pages;
+    shareable_ = !options.huge_pages;
   }
-  if (!iov->mapping_.valid()) return Error::of(ENOMEM, "mapping shared memory");
+  if (!mapping_.valid()) return Error::of(ENOMEM, "mapping shared memory");
 #ifdef MADV_NOHUGEPAGE
-  if (iov->shareable_) ::madvise(iov->data(), iov->size(), MADV_NOHUGEPAGE);  // taking back goes by 4 KiB
+  if (shareable_) ::madvise(data(), mapping_.size(), MADV_NOHUGEPAGE);  // taking back goes by 4 KiB
 #endif
-  FFS_TRY_STATUS(iov->place(options.numa_node));
-  const uint64_t extents = (iov->size() + kExtentBytes - 1) / kExtentBytes;
-  iov->regions_.reset(new std::atomic<uint64_t>[extents]);
-  iov->gathered_.reset(new std::atomic<bool>[extents]);
+  size_ = mapping_.size();
+  FFS_TRY_STATUS(place(options.numa_node));
+  make_extents(options.fd >= 0 || options.memory != nullptr);  // whoever made it has seen to that
+  return ok_status();
+}
+
+Status Iov::lie_on_device(int dmabuf, uint64_t offset, uint64_t bytes) {
+  serial_ = next_serial.fetch_add(1);
+  dmabuf_.reset(::fcntl(dmabuf, F_DUPFD_CLOEXEC, 0));
+  if (!dmabuf_.valid()) return Error::of(errno, "duplicating the dmabuf's descriptor");
+  dmabuf_offset_ = offset;
+  size_ = bytes;
+  make_extents(true);
+  return ok_status();
+}
+
+void Iov::make_extents(bool gathered) {
+  const uint64_t extents = extent_of(size_ - 1) + 1;
+  regions_.reset(new std::atomic<uint64_t>[extents]);
+  gathered_.reset(new std::atomic<bool>[extents]);
   for (uint64_t i = 0; i < extents; i++) {
-    iov->regions_[i] = next_region.fetch_add(1);
-    iov->gathered_[i] = options.fd >= 0 || options.memory != nullptr;  // whoever made it has seen to that
+    regions_[i] = next_region.fetch_add(1);
+    gathered_[i] = gathered;
   }
-  return iov;
 }
 
 Iov::~Iov() = default;
@@ -123,18 +165,38 @@ void Iov::gather(uint64_t extent) {
   gather_pages(fd_.get(), extent_begin(extent), extent_bytes(extent));
 }
 
-uint32_t Iov::remote_key(net::rdma::Adapter& adapter, uint64_t extent, Error* why) {
+Iov::RemoteKey Iov::remote_key(net::rdma::Adapter& adapter, uint64_t extent, Error* why) {
   std::lock_guard lock(registered_mutex_);
   const uint64_t id = region(extent);
   for (const Registered& one : registered_) {
-    if (one.region == id && one.adapter == adapter.index()) return one.memory->remote_key();
+    if (one.region == id && one.adapter == adapter.index()) return {one.memory->remote_key(), one.held};
   }
+  // Nobody is given the key of an earlier one any more.
+  std::erase_if(registered_, [&](const Registered& one) {
+    return one.extent == extent && one.region != id && one.held.use_count() == 1;
+  });
   gather(extent);
-  auto memory = adapter.register_memory(data() + extent_begin(extent), extent_bytes(extent),
-                                        remote_address(extent_begin(extent)), net::rdma::Access::kThere);
-  if (!memory.ok()) return *why = memory.error(), 0;
-  registered_.push_back({adapter.index(), id, std::move(*memory)});
-  return registered_.back().memory->remote_key();
+  auto memory = register_extent(adapter, extent);
+  if (!memory.ok()) return *why = memory.error(), RemoteKey{};
+  const uint32_t key = (*memory)->remote_key();
+  registered_.push_back({adapter.index(), extent, id, std::move(*memory), std::make_shared<char>()});
+  return {key, registered_.back().held};
+}
+
+size_t Iov::registrations() {
+  std::lock_guard lock(registered_mutex_);
+  return registered_.size();
+}
+
+Result<std::unique_ptr<net::rdma::Registration>> Iov::register_extent(net::rdma::Adapter& adapter,
+                                                                      uint64_t extent) {
+  const uint64_t begin = extent_begin(extent), bytes = extent_bytes(extent);
+  const uint64_t address = remote_address(begin);
+  if (on_device()) {
+    return adapter.register_dmabuf(dmabuf_.get(), dmabuf_offset_ + begin, bytes, address,
+                                   net::rdma::Access::kThere);
+  }
+  return adapter.register_memory(data() + begin, bytes, address, net::rdma::Access::kThere);
 }
 
 bool Iov::take_back(uint64_t offset, uint64_t length) {
@@ -174,6 +236,18 @@ bool IovRegistry::acquire(Iov* iov) {
   if (r.serials.find(iov) == r.serials.end()) return false;
   iov->use();
   return true;
+}
+
+void IovRegistry::begin_own(uint64_t serial) {
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  r.alive.insert(serial);
+}
+
+void IovRegistry::end_own(uint64_t serial) {
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  r.alive.erase(serial);
 }
 
 bool IovRegistry::alive(uint64_t serial) {

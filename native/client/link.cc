@@ -166,15 +166,20 @@ uint64_t Link::rdma_key(Iov& iov, uint64_t extent) {
   auto found = regions_.find(id);
   if (found == regions_.end()) {
     // An earlier id of the extent: a slice of it was taken back since.
-    std::erase_if(regions_, [&](const auto& one) {
-      return one.second.iov_serial == iov.serial() && one.second.extent == extent;
+    std::erase_if(regions_, [&](auto& one) {
+      if (one.second.iov_serial != iov.serial() || one.second.extent != extent) return false;
+      if (one.second.held != nullptr) retired_.push_back(std::move(one.second.held));
+      return true;
     });
+    if (in_flight.empty()) retired_.clear();
     Error why{};
-    const uint32_t key = iov.remote_key(*adapter_, extent, &why);
+    const auto [key, held] = iov.remote_key(*adapter_, extent, &why);
     if (key == 0) no_rdma_ = why.what;
+    if (iov.on_device()) device_refusal_ = key != 0 ? 0 : why.code;
+    if (key == 0 && iov.on_device()) return 0;  // nothing else will do, so it is tried again
     found = regions_
                 .emplace(id, Region{key != 0 ? RegionState::kDirect : RegionState::kRefused, iov.serial(),
-                                    extent, key})
+                                    extent, key, held})
                 .first;
   }
   cached_region_ = id;
@@ -195,6 +200,7 @@ void Link::disconnect(std::vector<uint64_t>* released) {
   handles_.clear();
   last_handle_ = 0;
   regions_.clear();
+  retired_.clear();
   cached_region_ = 0;
   asked_.clear();
   many_.entries.clear();
@@ -361,6 +367,7 @@ bool Link::on_control_reply(const net::Frame& frame) {
 
 void Link::sweep() {
   if (!ready()) return;
+  if (in_flight.empty()) retired_.clear();
   const uint64_t drops = client_.capabilities().drops();
   if (drops != drops_seen_) {
     drops_seen_ = drops;

@@ -64,6 +64,8 @@ class Link {
   // counts once the server has said so. `into`: the server is to write there.
   uint64_t region(Iov& iov, uint64_t offset, uint64_t length, bool into);
   void forget_region(uint64_t region);
+  // Why the adapter registered no memory of a device when it was last asked; 0: nothing to say.
+  int device_refusal() const { return device_refusal_; }
   // Small reads that go out together (docs/wire_format.md, read_many): begin_reads starts a frame that has
   // the slot's context and region, which add_read fills with reads that join it. push_reads queues it;
   // whatever must stand behind its reads on the connection does that first.
@@ -82,7 +84,8 @@ class Link {
   SlotList waiting;  // queued slots, to be sent
   SlotList in_flight;
   uint64_t inflight_bytes = 0;
-  uint64_t load_bytes = 0;  // waiting and in flight
+  uint64_t load_bytes = 0;     // waiting and in flight
+  uint64_t landing_bytes = 0;  // of reads that have a place to land
   uint64_t connect_deadline_ns = 0;
   uint64_t retry_ns = 0;  // no connecting before
   uint32_t failures = 0;  // since it last was ready
@@ -118,7 +121,8 @@ class Link {
     RegionState state = RegionState::kAsked;
     uint64_t iov_serial = 0;
     uint64_t extent = 0;
-    uint32_t key = 0;  // over RDMA
+    uint32_t key = 0;                  // over RDMA
+    std::shared_ptr<const void> held;  // its registration
   };
   enum class Control : uint8_t { kCapability, kRegister, kUnregister };
   struct Asked {
@@ -159,9 +163,11 @@ class Link {
   std::vector<Handle> handles_;  // by capability id
   uint32_t last_handle_ = 0;
   std::unordered_map<uint64_t, Region> regions_;
-  uint64_t cached_region_ = 0;  // the last one that regions_ was asked for
+  std::vector<std::shared_ptr<const void>> retired_;  // registrations that requests in flight may name still
+  uint64_t cached_region_ = 0;                        // the last one that regions_ was asked for
   RegionState cached_state_ = RegionState::kAsked;
   uint32_t cached_key_ = 0;  // over RDMA
+  int device_refusal_ = 0;
   std::unordered_map<uint64_t, Asked> asked_;
   uint64_t last_control_ = 0;
   uint64_t drops_seen_ = 0;

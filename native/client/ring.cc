@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "ffs/wire.h"
@@ -55,6 +56,7 @@ Ring::Ring(std::shared_ptr<Client> client, uint32_t entries, uint32_t inflight)
   routing_ = client_->routing(&routing_generation_);
   link_by_endpoint_.assign(routing_->endpoints.size(), nullptr);
   crcs_.resize(kMaxGranules + 1);
+  offered_crcs_.resize(kMaxGranules + 1);
 }
 
 Result<std::unique_ptr<Ring>> Ring::create(std::shared_ptr<Client> client, uint32_t entries,
@@ -112,6 +114,9 @@ const char* Ring::fault_of(const ffs_sqe& e) {
     if (!IovRegistry::acquire(iov)) return "iov is no Iov that is open";
     held_.push_back(iov);
   }
+  if (iov->on_device() && (e.op == FFS_OP_EXISTS || e.op == FFS_OP_LIST_CHUNKS)) {
+    return "keys and lists are for the CPU: they can't stand in memory of a device";
+  }
   uint64_t bytes = e.length;
   if (e.op == FFS_OP_EXISTS) bytes *= sizeof(wire::ExistsKey);
   if (e.op == FFS_OP_LIST_CHUNKS) bytes *= sizeof(wire::ListEntry);
@@ -164,7 +169,10 @@ void Ring::take_group(const ffs_sqe* entries, uint32_t count) {
     slot.sqe = entries[i];
     slot.update = is_update(entries[i].op);
     slot.state = SlotState::kPrepared;
-    if (moves_data(entries[i].op)) slot.iov()->use();
+    if (moves_data(entries[i].op)) {
+      slot.iov()->use();
+      slot.on_device = slot.iov()->on_device();
+    }
     if (head == kNoSlot) head = index;
     if (last != kNoSlot) slots_[last].group_next = index;
     slot.group_head = head;
@@ -243,6 +251,7 @@ void Ring::finish(uint32_t index, int64_t result, Detail detail, bool outcome_kn
     }
     slot.channel = {};
   }
+  leave_landing(slot);
   if (moves_data(slot.sqe.op)) slot.iov()->unuse();
   slot.serial++;  // whatever still comes for it is late
   slot.state = SlotState::kFinished;
@@ -265,12 +274,22 @@ void Ring::complete_group(uint32_t head) {
   out.userdata = slots_[head].sqe.userdata;
   int64_t sum = 0;
   int64_t failure = 0;
+  uint64_t failed_at = 0;  // the target, of memory of a device
   bool counting = true;
+  uint32_t before = head;
   for (uint32_t index = head; index != kNoSlot;) {
     Slot& slot = slots_[index];
     const uint32_t next = slot.group_next;
+    // Ranges of two contents.
+    if (slot.result >= 0 && (slot.differs_from(slots_[head]) || slot.differs_from(slots_[before]))) {
+      slot.result = -EAGAIN;
+    }
+    before = index;
     if (slot.result < 0) {
-      if (failure == 0) failure = slot.result, out.detail = slot.detail, out.chain = slot.sqe.chain;
+      if (failure == 0) {
+        failure = slot.result, out.detail = slot.detail, out.chain = slot.sqe.chain;
+        failed_at = slot.value;
+      }
       out.failed++;
     } else if (counting) {
       sum += slot.result;
@@ -286,6 +305,7 @@ void Ring::complete_group(uint32_t head) {
     slots_.push_front(slots_.free_list(), index);
     index = next;
   }
+  if (out.detail >= FFS_DEVICE_TRANSPORT) out.value = failed_at;
   out.result = failure != 0 ? failure : sum;
 }
 
@@ -302,9 +322,9 @@ uint32_t Ring::reap(ffs_cqe* out, uint32_t capacity) {
 // --- waiting ----------------------------------------------------------------------------------
 
 uint32_t Ring::wait(ffs_cqe* out, uint32_t capacity, uint32_t min, int64_t timeout_ms, uint32_t* events) {
+  for (const auto& link : links_) link->sweep();  // before more is in flight: what only that held goes
   submit_prepared();
   for (const auto& link : links_) {
-    link->sweep();
     if (link->ready() && !link->connection().queue.empty()) mark_dirty(*link);
   }
   const uint64_t until_ns =
@@ -411,6 +431,7 @@ bool Ring::spin(Link& link, uint64_t until_ns) {
   const uint64_t end_ns = std::min({begin_ns + Spinner::kMostNs, until_ns, next_timer_ns_, next_hedge_ns_});
   while (now_ns_ < end_ns && spinner_.alone(now_ns_)) {
     const uint64_t before_ns = link.last_receive_ns;
+    sum_ahead();
     receive(link);
     if (!link.ready() || link.last_receive_ns != before_ns) {
       spinner_.found();
@@ -511,6 +532,7 @@ void Ring::abandon() {
     slot.state = SlotState::kFree;
     slots_.push(slots_.free_list(), i);
   }
+  landing_.abandon();
   waker_.reset();  // the client's lock may be held by a thread that isn't in this process
 }
 

@@ -132,6 +132,8 @@ class Ring {
   void push_read(Link& link, uint32_t index, uint32_t handle, const Chain* chain);
   void push_update(Link& link, uint32_t index, const wire::Context& context);
   void report_damage(Link& link, uint32_t index);
+  void sum_ahead();
+  uint32_t sum_payload(uint32_t index);
   void push_exists(Link& link, uint32_t index, const wire::Context& context);
   void push_last_chunk(Link& link, uint32_t index, const wire::Context& context);
   void push_list_chunks(Link& link, uint32_t index, const wire::Context& context);
@@ -139,6 +141,11 @@ class Ring {
   void rdma_broke(Link& link);
   void watch_channel(Link& link);
   bool arm_channels();
+
+  bool lands(Link& link, const Slot& slot);
+  bool finds_place(Link& link, Slot& slot);
+  void leave_landing(Slot& slot);
+  void wake_waiting_links();
 
   // ring_receive.cc: replies
   void on_ready(Link& link, uint32_t events);
@@ -158,11 +165,16 @@ class Ring {
   uint32_t slot_of(uint64_t request_id);
   void note_epoch(uint64_t routing_epoch);
 
+  // ring_device.cc: memory that only RDMA reaches
+  bool refuses_device(Link& link, uint32_t index);
+  void fail_device(uint32_t index, uint32_t fault, int code);
+
   // ring_verify.cc: what a read's answer has to pass
   void check_arriving(Link& link, const Slot& slot, uint64_t arrived);
   void finish_read(Link& link, uint32_t index);
   void note_arrival(Link& link, uint32_t index);
   void judge_arrived();
+  void note_landed(Slot& slot, uint64_t bytes);
   void judge(Link& link, uint32_t index, const wire::ReadReply& reply, bool sound);
   void deliver(uint32_t index, const wire::ReadReply& reply);
 
@@ -187,6 +199,9 @@ class Ring {
   };
   std::vector<Arrived> arrived_;
   std::vector<uint32_t> arrived_crcs_;
+
+  Landing landing_;
+  Link* lands_next_ = nullptr;  // its first read found no room there: nobody else takes any before it
 
   std::shared_ptr<const Routing> routing_;
   uint64_t routing_generation_ = 0;
@@ -217,8 +232,10 @@ class Ring {
 
   std::vector<uint64_t> tokens_;  // of payloads that were sent
   std::vector<uint32_t> crcs_;
-  std::vector<uint32_t> moving_;  // slots of a failed link
-  std::vector<Iov*> held_;        // Iovs marked used while entries are checked
+  uint32_t summing_ = kNoSlot;          // the create that was offered last
+  std::vector<uint32_t> offered_crcs_;  // of its bytes, as far as they are computed (Slot::summed)
+  std::vector<uint32_t> moving_;        // slots of a failed link
+  std::vector<Iov*> held_;              // Iovs marked used while entries are checked
   ffs_ring_stats stats_{};
 };
 

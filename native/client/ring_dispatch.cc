@@ -54,7 +54,7 @@ uint64_t Ring::cost_of(const Member& member) {
   uint64_t cost = link->load_bytes + latency_cost(*link, now_ns_);
   if (link->suspect) cost += kSuspectCost;
   if (member.away) cost += kAwayCost;
-  if (!link->ready() && link->failures > 0) cost += kDownCost;
+  if (link->rdma_broken || (!link->ready() && link->failures > 0)) cost += kDownCost;
   if (link->beaten_sent_ns != 0) cost += kBeatenCost;
   if (link->endpoint().host_id != client_->host_id()) cost += kRemoteCost;
   return cost;
@@ -63,7 +63,7 @@ uint64_t Ring::cost_of(const Member& member) {
 // Nothing is known against it.
 bool Ring::is_well(const Member& member) {
   const Link* link = link_of(member);
-  return !member.away && !link->suspect && link->beaten_sent_ns == 0 &&
+  return !member.away && !link->suspect && !link->rdma_broken && link->beaten_sent_ns == 0 &&
          (link->ready() || link->failures == 0);
 }
 
@@ -345,17 +345,22 @@ void Ring::act(uint32_t index, const TryOutcome& outcome) {
 // back from it. False: that can't be done now.
 bool Ring::slice_is_free(uint32_t index, bool answered) {
   Slot& slot = slots_[index];
-  if (slot.direct_read && slot.over_rdma && !answered) {
-    // Only the end of the queue pair makes sure. What else is on the link is asked again on a new one.
+  if ((slot.direct_read || slot.unchecked) && slot.over_rdma && !answered) {
+    // Only the end of the queue pair makes sure. What else is on the link is asked again on a new one, as
+    // this one would be if it still stood there.
+    FFS_CHECK(slot.list == nullptr);
     if (slot.link->connected()) fail_link(*slot.link, {Ending::kLost});
-    slot.direct_read = false;
+    slot.direct_read = slot.unchecked = false;
     return true;
   }
-  if (!slot.direct_read || answered || slot.iov()->take_back(slot.sqe.iov_offset, slot.sqe.length)) {
-    slot.direct_read = false;
-    return true;
-  }
-  return false;
+  const auto take_back = [&] {
+    return slot.lands() ? landing_.take_back(slot.landing, slot.sqe.length)
+                        : slot.iov()->take_back(slot.sqe.iov_offset, slot.sqe.length);
+  };
+  if (slot.direct_read && !answered && !take_back()) return false;
+  leave_landing(slot);
+  slot.direct_read = slot.unchecked = false;
+  return true;
 }
 
 void Ring::quarantine(uint32_t index, bool ending, int64_t result, const TryOutcome& outcome) {

@@ -37,7 +37,8 @@ uint32_t moved_bytes(const Slot& slot) {
 void Ring::arm_hedge(Slot& slot, const Chain& chain) {
   const ClientOptions& o = client_->options();
   if (o.hedge_percent == 0 || chain.member_count < 2 || !chooses_replica(slot)) return;
-  if (slot.is_hedge() || slot.hedge != kNoSlot) return;
+  // A second answer would have to go into the same slice: no CPU can copy it there.
+  if (slot.is_hedge() || slot.hedge != kNoSlot || slot.on_device) return;
   hedge_budget_.earn(1, o.hedge_percent);
   uint64_t after_ns = o.hedge_after_ms * kMsNs;
   if (after_ns == 0) {
@@ -185,6 +186,10 @@ bool Ring::win_by_hedge(uint32_t second) {
   Slot& slot = slots_[index];
   const bool in_flight = slot.state == SlotState::kInFlight;
   if (!in_flight && slot.state != SlotState::kQueued && slot.state != SlotState::kParked) return false;
+  // Over RDMA the slice is had by the end of the queue pair, which ends the tries of all that stand on it:
+  // this one has left then. A slice that isn't had otherwise leaves the request where it is.
+  const bool over_rdma = in_flight && slot.over_rdma;
+  if (over_rdma) detach(index);
   if (!slice_is_free(index, !in_flight)) return false;
   if (in_flight) {
     Link& beaten = *slot.link;
@@ -194,7 +199,7 @@ bool Ring::win_by_hedge(uint32_t second) {
       next_hedge_ns_ = std::min(next_hedge_ns_, slot.sent_ns + kSilentNs);
     }
   }
-  detach(index);
+  if (!over_rdma) detach(index);
   stats_.hedge_wins++;
   return true;
 }

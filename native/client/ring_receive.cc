@@ -186,6 +186,11 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   if (reply.status != 0) {
     slot.chunk_length = reply.chunk_length;
     if (reply.status == ENOENT && reply.detail == 0 && (slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0) {
+      if (slot.on_device) {
+        detach(index);
+        fail_device(index, FFS_DEVICE_HOLE, EOPNOTSUPP);
+        return true;
+      }
       link.read_reply = wire::ReadReply{};  // a hole
       link.granule_crcs.clear();
       link.granules = {};
@@ -206,6 +211,7 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   const bool in_region = over_rdma || reply.bulk.kind == static_cast<uint8_t>(wire::BulkKind::kRegion);
   if ((in_region && !slot.direct_read) || over_rdma != (in_region && slot.over_rdma)) return false;
   if (over_rdma && reply.patch_count != 0) return false;
+  if (slot.on_device && (!over_rdma || reply.granule_count != 0)) return false;  // nobody could take that
   uint64_t patched = 0;
   link.granule_crcs.resize(reply.granule_count);
   link.granules = {};
@@ -223,6 +229,7 @@ bool Ring::on_read_reply(Link& link, const net::Frame& frame, uint32_t index) {
   }
   if (frame.payload_bytes != (in_region ? patched : reply.bytes)) return false;
   if (!in_region && reply.patch_count != 0) return false;
+  if (!in_region) leave_landing(slot);  // it comes here instead
   link.read_reply = reply;
   if (frame.payload_bytes == 0) {
     note_arrival(link, index);
@@ -255,7 +262,8 @@ bool Ring::on_read_many_reply(Link& link, const net::Frame& frame) {
     Slot& slot = slots_[index];
     if (slot.link != &link) return false;
     if (frees_quarantined(index)) continue;
-    if (slot.sqe.op != FFS_OP_READ || !slot.direct_read || result.bytes > slot.sqe.length) return false;
+    if (slot.sqe.op != FFS_OP_READ || !slot.direct_read || slot.on_device || result.bytes > slot.sqe.length)
+      return false;
     wire::ReadReply& reply = link.read_reply;
     reply = wire::ReadReply{};
     reply.bytes = result.bytes;

@@ -16,6 +16,8 @@ namespace {
 
 // So much is encoded ahead of what the socket took.
 constexpr size_t kSendAheadBytes = 1u << 20;
+// Of updates so much goes through checksums before it is sent: the server copies it while the next is summed.
+constexpr size_t kSumAheadBytes = 256u << 10;
 constexpr uint64_t kMsNs = 1000000;
 constexpr uint64_t kBrokenMs = 1000;  // that a server gets to say why
 // Creates of more bytes are offered before they go through a socket: a round trip, where they are there
@@ -73,7 +75,10 @@ void Ring::pump_dirty() {
     Link* link = dirty_.back();
     dirty_.pop_back();
     link->dirty = false;
+    const bool was_next = lands_next_ == link;
+    if (was_next) lands_next_ = nullptr;
     pump(*link);
+    if (was_next && lands_next_ == nullptr) wake_waiting_links();
   }
 }
 
@@ -106,9 +111,13 @@ void Ring::pump(Link& link) {
   net::SendQueue& queue = link.connection().queue;
   const uint64_t bound = client_->options().inflight_bytes;
   while (true) {
-    while (link.ready() && !link.waiting.empty() && queue.pending_bytes() < kSendAheadBytes) {
+    size_t summed = 0;
+    while (link.ready() && !link.waiting.empty() && queue.pending_bytes() < kSendAheadBytes &&
+           summed < kSumAheadBytes) {
       const uint32_t index = link.waiting.head;
+      if (slots_[index].update && carries_data(slots_[index].sqe.op)) summed += slots_[index].sqe.length;
       if (link.inflight_bytes > 0 && link.inflight_bytes + slots_[index].sqe.length > bound) break;
+      if (!finds_place(link, slots_[index])) break;
       if (!send_request(link, index)) break;
     }
     link.push_reads();
@@ -208,6 +217,52 @@ void Ring::rdma_broke(Link& link) {
   note_timer(link.broken_until_ns);
 }
 
+// --- landing ----------------------------------------------------------------------------------
+
+// Whether the read goes by way of the ring's own memory: its slice can't be lent to this server, and that
+// can.
+bool Ring::lands(Link& link, const Slot& slot) {
+  const ffs_sqe& sqe = slot.sqe;
+  if (sqe.op != FFS_OP_READ || slot.is_hedge() || slot.on_device) return false;
+  if (!link.ready() || !link.local() || link.rdma()) return false;
+  if (sqe.length < Landing::kLeastBytes || sqe.length % kPageBytes != 0) return false;
+  if (slot.iov()->direct_slice(sqe.iov_offset, sqe.length)) return false;
+  return landing_.iov() != nullptr && link.region(*landing_.iov(), 0, kPageBytes, true) != 0;
+}
+
+// False: the read waits for room there.
+bool Ring::finds_place(Link& link, Slot& slot) {
+  if (!lands(link, slot)) return true;
+  if (link.landing_bytes > 0 && link.landing_bytes + slot.sqe.length > Landing::kBytesALink) return false;
+  if (lands_next_ != nullptr && lands_next_ != &link) return false;
+  lands_next_ = nullptr;
+  slot.landing = landing_.take(slot.sqe.length);
+  if (!slot.lands()) {
+    lands_next_ = &link;
+    return false;
+  }
+  slot.place = landing_.data(slot.landing);
+  link.landing_bytes += slot.sqe.length;
+  return true;
+}
+
+// No server can write to the slot's place any more.
+void Ring::leave_landing(Slot& slot) {
+  if (!slot.lands()) return;
+  landing_.give(slot.landing, slot.sqe.length);
+  slot.link->landing_bytes -= slot.sqe.length;
+  slot.landing = Landing::kNowhere;
+  slot.place = nullptr;
+  slot.direct_read = false;
+  wake_waiting_links();
+}
+
+void Ring::wake_waiting_links() {
+  for (const auto& link : links_) {
+    if (!link->waiting.empty()) mark_dirty(*link);
+  }
+}
+
 // --- requests ---------------------------------------------------------------------------------
 
 wire::Context Ring::context_of(const Slot& slot, uint32_t handle, const Chain* chain) {
@@ -245,6 +300,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
     finish(index, -handle.error().code, Detail::kNone, !slot.lost_try);
     return false;
   }
+  if (slot.on_device && refuses_device(link, index)) return false;
   slots_.remove(index);
   slots_.push(link.in_flight, index);
   slot.state = SlotState::kInFlight;
@@ -260,6 +316,7 @@ bool Ring::send_request(Link& link, uint32_t index) {
   slot.region = 0;
   slot.direct_read = false;
   slot.over_rdma = false;
+  slot.unchecked = false;
   slot.answered_early = false;
   link.inflight_bytes += slot.sqe.length;
   note_timer(slot.try_deadline_ns);
@@ -291,12 +348,16 @@ bool Ring::send_request(Link& link, uint32_t index) {
 void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* chain) {
   Slot& slot = slots_[index];
   const ffs_sqe& sqe = slot.sqe;
-  if (!slot.is_hedge() && !(link.rdma() && slot.rdma_refused)) {
+  if (slot.lands()) {
+    slot.region = link.region(*landing_.iov(), slot.landing, sqe.length, true);
+    if (slot.region == 0) leave_landing(slot);
+  } else if (!slot.is_hedge() && !(link.rdma() && slot.rdma_refused)) {
     slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, true);
   }
   slot.direct_read = slot.region != 0;
   slot.over_rdma = slot.direct_read && link.rdma();
-  if (slot.direct_read && link.takes_read_many() && goes_with_others(sqe)) {
+  if (slot.direct_read && !slot.lands() && !slot.on_device && link.takes_read_many() &&
+      goes_with_others(sqe)) {
     if (!link.joins_reads(slot)) link.begin_reads(slot, context_of(slot, handle, chain));
     link.add_read(slot, request_id(index, slot));
     return;
@@ -306,7 +367,9 @@ void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* c
   std::memcpy(read.key, sqe.key, sizeof read.key);
   read.offset = sqe.offset;
   read.length = sqe.length;
-  if (client_->options().checksums) read.flags |= wire::kReadWantChecksums;
+  // What this side can't read it can't check: the server does, before it sends.
+  constexpr uint32_t kAtServer = wire::kReadVerifyPartial | wire::kReadVerifyWhole;
+  if (client_->options().checksums) read.flags |= slot.on_device ? kAtServer : wire::kReadWantChecksums;
   if ((sqe.flags & FFS_SQE_VERIFY) != 0) read.flags |= wire::kReadVerifyPartial;
   if ((sqe.flags & FFS_SQE_COMPARE_TAG) != 0) read.flags |= wire::kReadCompareTag;
   if ((sqe.flags & FFS_SQE_TOUCH) != 0) read.flags |= wire::kReadTouch;
@@ -318,8 +381,9 @@ void Ring::push_read(Link& link, uint32_t index, uint32_t handle, const Chain* c
                                                            : wire::BulkKind::kInline);
   if (slot.direct_read) {
     read.bulk.region = slot.region;
-    read.bulk.address =
-        slot.over_rdma ? slot.iov()->remote_address(sqe.iov_offset) : sqe.iov_offset % kExtentBytes;
+    read.bulk.address = slot.over_rdma ? slot.iov()->remote_address(sqe.iov_offset)
+                        : slot.lands() ? slot.landing
+                                       : sqe.iov_offset % kExtentBytes;
   }
   link.connection().queue.push(Type::kRead, request_id(index, slot), read);
 }
@@ -369,23 +433,27 @@ void Ring::push_update(Link& link, uint32_t index, const wire::Context& context)
     link.connection().queue.push(Type::kUpdate, request_id(index, slot), update);
     return;
   }
-  // Without checksums a server could take bytes that their owner changed after giving up.
-  if (client_->options().checksums && !(link.rdma() && slot.rdma_refused)) {
+  // Without checksums a server could take bytes that their owner changed after giving up. Those of a device's
+  // memory this side can't compute: the server does when it has the bytes, and the end of the queue pair sees
+  // to it that it gets none later (slice_is_free).
+  const bool checksums = client_->options().checksums && !slot.on_device;
+  slot.unchecked = slot.on_device;
+  if (slot.on_device) update.context.checksum_kind = static_cast<uint8_t>(wire::ChecksumKind::kNone);
+  if ((checksums || slot.on_device) && !(link.rdma() && slot.rdma_refused)) {
     slot.region = link.region(*slot.iov(), sqe.iov_offset, sqe.length, false);
     slot.over_rdma = slot.region != 0 && link.rdma();
   }
   if (sqe.op == FFS_OP_CREATE && sqe.length > kOfferAboveBytes && slot.region == 0 && !slot.wanted &&
       link.takes_offers()) {
     update.flags |= wire::kUpdateOffer;
+    slot.offered = true;
+    slot.summed = 0;
+    summing_ = index;
     link.connection().queue.push(Type::kUpdate, request_id(index, slot), update);
     return;
   }
   const net::Bytes data(slot.data(), sqe.length);
-  uint32_t pieces = 0;
-  if (client_->options().checksums) {
-    pieces = net::piece_count(sqe.offset, sqe.length);
-    net::piece_crcs(sqe.offset, data, crcs_.data());
-  }
+  const uint32_t pieces = checksums ? sum_payload(index) : 0;
   update.bulk.length = sqe.length;
   update.bulk.kind = static_cast<uint8_t>(slot.over_rdma     ? wire::BulkKind::kRdma
                                           : slot.region != 0 ? wire::BulkKind::kRegion
@@ -400,6 +468,30 @@ void Ring::push_update(Link& link, uint32_t index, const wire::Context& context)
     link.connection().queue.push(Type::kUpdate, request_id(index, slot), update, bytes_of(crcs_, pieces),
                                  data, index + 1);
   }
+}
+
+// A granule's checksum of the create that was offered last, while its answer is looked for. In small steps:
+// if the bytes are there already, nobody needs them.
+void Ring::sum_ahead() {
+  if (summing_ == kNoSlot || !client_->options().checksums) return;
+  Slot& slot = slots_[summing_];
+  if (slot.state != SlotState::kInFlight || !slot.offered || slot.summed == slot.sqe.length) return;
+  const uint32_t length = std::min(kGranuleBytes, slot.sqe.length - slot.summed);
+  net::piece_crcs(slot.summed, {slot.data() + slot.summed, length},
+                  offered_crcs_.data() + slot.summed / kGranuleBytes);
+  slot.summed += length;
+}
+
+// The checksums of the request's bytes to crcs_; how many. What was computed ahead serves once: after a try
+// that failed by them, all are computed anew.
+uint32_t Ring::sum_payload(uint32_t index) {
+  Slot& slot = slots_[index];
+  const uint32_t ahead = slot.offered && summing_ == index ? slot.summed : 0;
+  slot.offered = false;
+  std::copy_n(offered_crcs_.begin(), net::piece_count(0, ahead), crcs_.begin());
+  net::piece_crcs(slot.sqe.offset + ahead, {slot.data() + ahead, slot.sqe.length - ahead},
+                  crcs_.data() + net::piece_count(0, ahead));
+  return net::piece_count(slot.sqe.offset, slot.sqe.length);
 }
 
 void Ring::push_exists(Link& link, uint32_t index, const wire::Context& context) {

@@ -39,19 +39,34 @@ void Ring::note_arrival(Link& link, uint32_t index) {
 
 void Ring::judge_arrived() {
   for (const Arrived& a : arrived_) {
-    const Slot& slot = slots_[a.index];
+    Slot& slot = slots_[a.index];
     GranuleCheck check;
-    check_granules(a.reply, arrived_crcs_.data() + a.first_crc, a.crc_count, slot.sqe.offset, slot.data(),
-                   a.reply.bytes, &check);
+    const uint32_t* crcs = arrived_crcs_.data() + a.first_crc;
+    if (slot.lands()) {
+      copy_granules(a.reply, crcs, a.crc_count, slot.sqe.offset, slot.data(), slot.slice(), &check);
+      note_landed(slot, a.reply.bytes);
+    } else {
+      check_granules(a.reply, crcs, a.crc_count, slot.sqe.offset, slot.data(), a.reply.bytes, &check);
+    }
     judge(*a.link, a.index, a.reply, check.sound);
   }
   arrived_.clear();
   arrived_crcs_.clear();
 }
 
+// All of the data is in the slice.
+void Ring::note_landed(Slot& slot, uint64_t bytes) {
+  stats_.bytes_landed += bytes;
+  leave_landing(slot);
+}
+
 // The slot stands in no list.
 void Ring::judge(Link& link, uint32_t index, const wire::ReadReply& reply, bool sound) {
   Slot& slot = slots_[index];
+  if (sound && slot.lands()) {  // patched, or without checksums
+    std::memcpy(slot.slice(), slot.place, reply.bytes);
+    note_landed(slot, reply.bytes);
+  }
   if (!sound) {
     report_damage(link, index);
     return end_try(index, {Ending::kBadData, EIO, Detail::kCorrupt});
@@ -73,11 +88,13 @@ void Ring::deliver(uint32_t index, const wire::ReadReply& reply) {
   slot.direct_read = false;
   slot.chunk_length = reply.chunk_length;
   slot.value = reply.logical_length;
+  slot.version = reply.version;
   slot.sqe.codec = reply.codec;
   slot.sqe.tag_bytes = reply.tag_bytes;
   std::memcpy(slot.sqe.tag, reply.tag, sizeof slot.sqe.tag);
   int64_t result = reply.bytes;
   if ((slot.sqe.flags & FFS_SQE_ZERO_FILL) != 0 && reply.bytes < slot.sqe.length) {
+    if (slot.on_device) return fail_device(index, FFS_DEVICE_HOLE, EOPNOTSUPP);
     std::memset(slot.data() + reply.bytes, 0, slot.sqe.length - reply.bytes);
     result = slot.sqe.length;
   }

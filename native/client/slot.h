@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "base/check.h"
 #include "base/ids.h"
 #include "client/channels.h"
 #include "client/iov.h"
+#include "client/landing.h"
 #include "client/retry.h"
 #include "ffs/ffs.h"
 
@@ -46,13 +48,16 @@ struct Slot {
   SlotState state = SlotState::kFree;
 
   bool update = false;
+  bool on_device = false;       // its slice is memory of a device, which this side can't touch
   bool payload_queued = false;  // its payload is borrowed by the link's send queue
   bool answered_early = false;  // with `outcome`, which counts once the payload is through
   bool direct_read = false;     // this try's data goes straight into the slice
   bool over_rdma = false;       // this try's data goes over RDMA
+  bool unchecked = false;       // this try's server takes bytes out of the slice that no checksum guards
   bool rdma_refused = false;    // a server couldn't reach its memory so: inline from now on
   bool lost_try = false;        // update: an earlier try went unanswered
-  bool wanted = false;  // create: a server that was offered its bytes wants them (docs/ring.md, Offers)
+  bool wanted = false;   // create: a server that was offered its bytes wants them (docs/ring.md, Offers)
+  bool offered = false;  // create: its offer is the present try, or the last; `summed` is of its bytes
   bool capability_sent_again = false;
   bool parked_for_routing = false;
   bool parked_for_capability = false;
@@ -70,6 +75,7 @@ struct Slot {
   uint32_t attempt = 0;   // tries so far
   uint32_t late = 0;      // tries that try_timeout_ms ended
   uint32_t bad_data_count = 0;
+  uint32_t summed = 0;  // bytes, of whose checksums the ring has those that are computed
 
   Link* link = nullptr;
   TargetId target;
@@ -96,15 +102,25 @@ struct Slot {
   uint32_t hedge_of = kNoSlot;  // this is the second try of that request
   uint8_t* place = nullptr;     // where data goes instead of the Iov
 
+  uint64_t landing = Landing::kNowhere;  // this try's data goes there first; `place` is its address
+
   int64_t result = 0;
   uint32_t detail = 0;
   uint32_t chunk_length = 0;
   uint64_t value = 0;
+  wire::WireVersion version{};  // of what a read has delivered; zero: not told
 
-  uint8_t* data() const {
-    if (place != nullptr) return place;
-    return sqe.iov == nullptr ? nullptr : iov()->data() + sqe.iov_offset;
+  uint8_t* data() const { return place != nullptr ? place : slice(); }
+  uint8_t* slice() const {
+    return sqe.iov == nullptr || on_device ? nullptr : iov()->data() + sqe.iov_offset;
   }
+  // Both have delivered of one chunk, of two versions of it.
+  bool differs_from(const Slot& other) const {
+    return sqe.op == FFS_OP_READ && other.sqe.op == FFS_OP_READ && version.update != 0 &&
+           other.version.update != 0 && std::memcmp(sqe.key, other.sqe.key, sizeof sqe.key) == 0 &&
+           std::memcmp(&version, &other.version, sizeof version) != 0;
+  }
+  bool lands() const { return landing != Landing::kNowhere; }
   uint64_t end_ns() const { return deadline_ns < unavailable_ns ? deadline_ns : unavailable_ns; }
   bool is_hedge() const { return hedge_of != kNoSlot; }
   Iov* iov() const { return reinterpret_cast<Iov*>(sqe.iov); }

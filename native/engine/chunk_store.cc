@@ -352,8 +352,12 @@ SpaceStats ChunkStore::range_stats(TargetId target, const ChunkKey& from, const 
 // ------------------------------------------------------------------------------ the rest
 
 void ChunkStore::tick(uint64_t now_us, uint64_t manager_ms) {
-  if (manager_ms != 0) impl_->state->now_stamp = stamp_of(manager_ms);
+  set_manager_time(manager_ms);
   impl_->tick(now_us);
+}
+
+void ChunkStore::set_manager_time(uint64_t manager_ms) {
+  if (manager_ms != 0) impl_->state->now_stamp = stamp_of(manager_ms);
 }
 
 bool ChunkStore::idle() const {

@@ -211,6 +211,15 @@ struct Lent {
   uint64_t place = 0;   // the slot
 };
 
+// A slot of a device in memory, for the bytes of a new chunk that are on their way.
+struct Berth {
+  uint8_t* bytes = nullptr;  // for system calls, and under base/guarded.h; null: there is none
+  uint32_t length = 0;
+  uint64_t place = 0;  // the slot
+  uint8_t place_class = 0;
+  bool taken_over = false;  // by an update: it is a version's now
+};
+
 struct StageOp : StoreOp {
   // in
   TargetId target;
@@ -226,6 +235,9 @@ struct StageOp : StoreOp {
   // and zero. Otherwise the store copies what it must. It never writes into `data`.
   const uint8_t* data = nullptr;
   io::Region region;  // if data lies in registered memory
+  // Where data lies already, or null: a replace that can makes that slot its own instead of writing. Valid
+  // until `done`; it is given back all the same.
+  Berth* berth = nullptr;
   bool tail_padded = false;
   // CRC32C of each piece of the data, cut at the chunk's granule boundaries (the first and the
   // last piece may be short). The caller has checked them against the bytes. Null: the store
@@ -248,6 +260,7 @@ struct StageOp : StoreOp {
     uint8_t path = 0;
     uint8_t place_class = 0xff;
     bool new_place = false;  // `place` was allocated for this update
+    bool in_place = false;   // it is the berth
     bool verify_span = false;
     bool known_sums = false;  // of the granules that change in part, by block
     bool holds_base = false;
@@ -509,6 +522,11 @@ class ChunkStore {
   void give_back(const Lent& lent);
   // The bytes, read by a system call. 0 or a positive errno.
   int copy_lent(const Lent& lent, uint8_t* to) const;
+  // Where the device lies in memory: a slot for a chunk of so many bytes, before there is an update of it. It
+  // is nobody else's until give_back(), even if an update took it over and its version is gone again. False:
+  // the device doesn't lie in memory, or it has no room to spare for what may come to nothing.
+  bool take_berth(uint32_t bytes, Berth* berth);
+  void give_back(Berth* berth);
 
   // --- the retry table.
   bool retry_lookup(TargetId target, ClientId client, ChainId chain, uint32_t channel,
@@ -577,6 +595,9 @@ class ChunkStore {
   // 20 ms or so), goes on with snapshots and in-place application. `manager_ms`: the manager's time, 0 if
   // unknown; new chunks get their access stamps from it.
   void tick(uint64_t now_us, uint64_t manager_ms = 0);
+  // The manager's time was heard: chunks that come before the next tick are stamped with it, too. 0: not
+  // known.
+  void set_manager_time(uint64_t manager_ms);
   // True if nothing is in flight and nothing waits.
   bool idle() const;
 

@@ -1,7 +1,9 @@
-// Reads without a copy, of a device that lies in memory: the caller gets the place of the bytes, for the
-// kernel to send from, and the slot stays the version's until it is given back.
+// A device that lies in memory. Reads without a copy: the caller gets the place of the bytes, for the kernel
+// to send from, and the slot stays the version's until it is given back. New chunks with one copy less: their
+// bytes are put into a slot before there is an update, which then only needs its record.
 #include <algorithm>
 
+#include "engine/stage_path.h"
 #include "engine/store_impl.h"
 
 namespace ffs::engine {
@@ -47,6 +49,60 @@ bool ChunkStore::Impl::lend(ReadOp* op, Lent* lent) {
   counters.bytes_read += op->read_length;
   return true;
 }
+
+// ------------------------------------------------------------------------------ bytes on their way
+
+bool ChunkStore::take_berth(uint32_t bytes, Berth* berth) {
+  return impl_->take_berth(bytes, berth);
+}
+void ChunkStore::give_back(Berth* berth) {
+  impl_->give_back(berth);
+}
+
+// Whoever sends them may stop in the middle and keep the slot for long, so all of them together have a small
+// part of what is free; updates that wait for room, and targets that are being released, come first.
+bool ChunkStore::Impl::take_berth(uint32_t bytes, Berth* berth) {
+  constexpr uint64_t kPartOfRoom = 8;
+  if (map == nullptr || poisoned || closing || bytes == 0 || bytes > kMaxChunkBytes) return false;
+  if (!space_waiters.empty() || !releases.empty()) return false;
+  const uint8_t place_class = Allocator::class_for(bytes);
+  const auto length = static_cast<uint32_t>(slot_bytes(place_class));
+  if (allocator->room_bytes() < kPartOfRoom * (berth_bytes + length)) return false;
+  const uint64_t place = allocator->allocate(place_class, Allocator::Asker::fresh);
+  if (place == 0) return false;
+  places_held++;
+  berth_bytes += length;
+  ref_slot(place);
+  *berth = {map->writable(place * kBlock, length), length, place, place_class, false};
+  return true;
+}
+
+void ChunkStore::Impl::give_back(Berth* berth) {
+  FFS_CHECK(berth->bytes != nullptr && berth_bytes >= berth->length);
+  berth_bytes -= berth->length;
+  unref_slot(berth->place);
+  if (!berth->taken_over) {  // no record names it
+    allocator->free(berth->place, berth->place_class);
+    places_held--;
+    note_room();
+  }
+  *berth = Berth{};
+}
+
+// The update's slot is the one that its bytes lie in.
+bool ChunkStore::Impl::take_over(StageOp* op) {
+  auto& p = op->p;
+  Berth* berth = op->berth;
+  if (berth == nullptr || berth->taken_over || p.path != kFresh || berth->length < p.stored) return false;
+  FFS_CHECK(op->data == berth->bytes && op->piece_checksums != nullptr);
+  berth->taken_over = true;
+  p.place = berth->place;
+  p.place_class = berth->place_class;
+  p.new_place = p.in_place = true;
+  return true;
+}
+
+// ------------------------------------------------------------------------------ what is lent
 
 void ChunkStore::Impl::give_back(const Lent& lent) {
   FFS_CHECK(lent_slots > 0);

@@ -1,5 +1,6 @@
 // Updates: how each becomes durable. Five paths (docs/disk_format.md, How updates use it):
-//   fresh       the whole chunk comes with the update: a new slot, written from the caller's memory
+//   fresh       the whole chunk comes with the update: a new slot, written from the caller's memory,
+//               or where it lies already (lend.cc, berths)
 //   append      blocks beyond all that the slot ever held are written in place
 //   deferred    up to 64 KiB over or next to old bytes go into the journal as overlay
 //   rebuild     everything else: old and new bytes are copied into a new slot, piece by piece
@@ -19,7 +20,7 @@ void reset(StageOp* op) {
   p.path = 0;
   p.place_class = kNoClass;
   p.crowded = false;
-  p.new_place = p.verify_span = p.known_sums = p.holds_base = p.reading = p.beside = false;
+  p.new_place = p.in_place = p.verify_span = p.known_sums = p.holds_base = p.reading = p.beside = false;
   p.in_flight = 0;
   p.place = p.base_place = 0;
   p.base_overlay = p.base_stored = p.base_length = p.stored = p.new_length = 0;
@@ -339,7 +340,7 @@ ChunkStore::Impl::Begin ChunkStore::Impl::claim_memory(StageOp* op, uint8_t base
   if (p.path != kFresh && p.path != kRebuild) {
     if (p.stored == 0) p.place_class = kNoClass;
     p.place = p.stored == 0 ? 0 : p.base_place;
-  } else if (!take_slot(op, base_class)) {
+  } else if (!take_over(op) && !take_slot(op, base_class)) {
     release_stage(op);
     return wait_for_room(op, base_class, code, what);
   }
@@ -381,13 +382,15 @@ void ChunkStore::Impl::release_stage(StageOp* op) {
   }
   if (p.scratch != nullptr) scratch->release(p.scratch);
   if (p.overlay != nullptr) overlay_unused(p.overlay, p.overlay_blocks);
-  if (p.new_place) {  // no record names it
+  if (p.new_place && p.in_place) {
+    op->berth->taken_over = false;  // as before
+  } else if (p.new_place) {         // no record names it
     allocator->free(p.place, p.place_class);
     places_held--;
     note_room();
   }
   p.scratch = p.overlay = nullptr;
-  p.new_place = false;
+  p.new_place = p.in_place = false;
 }
 
 void ChunkStore::Impl::abandon(StageOp* op, int error, const char* what) {

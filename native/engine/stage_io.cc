@@ -25,7 +25,12 @@ void ChunkStore::Impl::begin_io(StageOp* op) {
       break;
     case kFresh:
       sum_write(op, 0, kMaxChunkBytes);
-      if (!goes_beside(*op) || record_beside(op)) start_data_writes(op);
+      if (p.in_place) {
+        counters.bytes_written += op->length;
+        prepared(op);
+      } else if (!goes_beside(*op) || record_beside(op)) {
+        start_data_writes(op);
+      }
       break;
     case kRebuild:
       counters.rebuilds++;

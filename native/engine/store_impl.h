@@ -310,6 +310,9 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   bool lies_ready(const ReadOp& op, const Image& image) const;
   bool lend(ReadOp* op, Lent* lent);
   void give_back(const Lent& lent);
+  bool take_berth(uint32_t bytes, Berth* berth);
+  void give_back(Berth* berth);
+  bool take_over(StageOp* op);
 
   // --- overlays into their slots (apply.cc)
   struct ApplyJob {
@@ -457,6 +460,7 @@ struct ChunkStore::Impl final : StateListener, JournalOwner {
   uint32_t stages_in_flight = 0;
   uint32_t reads_in_flight = 0;
   uint32_t lent_slots = 0;
+  uint64_t berth_bytes = 0;   // of slots that are kept for what is on its way
   uint32_t ops_deferred = 0;  // finished, done not yet called
   StoreMetrics counters;
 };

@@ -145,7 +145,7 @@ Status ChunkStore::Impl::start(uint64_t device_bytes) {
 }
 
 Status ChunkStore::Impl::close() {
-  FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0 && lent_slots == 0);
+  FFS_CHECK(stages_in_flight == 0 && reads_in_flight == 0 && lent_slots == 0 && berth_bytes == 0);
   // Lone records and applications come to their end, then one last snapshot tells it all.
   auto drain = [this] {
     while (!idle() || (!poisoned && (journal->anything_gathered() || !apply_queue.empty()))) {
@@ -199,6 +199,8 @@ Result<std::unique_ptr<ChunkStore>> ChunkStore::open(io::Io& io, const std::stri
   Status started = impl->start(device.size_bytes);
   if (!started.ok()) return open_at_path(path, started.error());
   if (!options.null_data) impl->map = io::DeviceMap::of(device.fd, device.size_bytes);
+  if (impl->map != nullptr)
+    io.note_mapping(impl->file, impl->map->at(0, device.size_bytes), device.size_bytes);
   return std::unique_ptr<ChunkStore>(new ChunkStore(std::move(impl)));
 }
 

@@ -12,17 +12,17 @@ namespace ffs::io {
 
 std::unique_ptr<DeviceMap> DeviceMap::of(int fd, uint64_t bytes) {
   if (bytes == 0 || !MemoryCopies::lies_in_memory(fd)) return nullptr;
-  void* base = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED) return nullptr;
   (void)::madvise(base, bytes, MADV_DONTDUMP);  // a core holds no users' data
-  return std::unique_ptr<DeviceMap>(new DeviceMap(fd, static_cast<const uint8_t*>(base), bytes));
+  return std::unique_ptr<DeviceMap>(new DeviceMap(fd, static_cast<uint8_t*>(base), bytes));
 }
 
 DeviceMap::~DeviceMap() {
-  ::munmap(const_cast<uint8_t*>(base_), bytes_);
+  ::munmap(base_, bytes_);
 }
 
-const uint8_t* DeviceMap::at(uint64_t offset, uint64_t bytes) const {
+uint8_t* DeviceMap::checked(uint64_t offset, uint64_t bytes) const {
   FFS_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
   return base_ + offset;
 }

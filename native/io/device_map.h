@@ -1,7 +1,8 @@
-// A device that lies in memory (tmpfs), mapped for reading: so that the kernel can copy straight out of its
-// pages into a socket (docs/architecture.md, Sending from memory). This process never touches the mapping
-// itself: a page that can't be had (the file was cut, memory ran out) is then an EFAULT of the system call,
-// and no SIGBUS. Pages come in as they are first sent, and count as shared memory of the process.
+// A device that lies in memory (tmpfs), mapped: so that the kernel can copy straight out of its pages into a
+// socket, and out of a socket or a client's memory into them (docs/architecture.md, A device in memory). A
+// page may turn out not to be there (the file was cut, memory ran out): a system call says EFAULT then, and
+// this process touches the mapping only under base/guarded.h. Pages come in as they are first used, and count
+// as shared memory of the process.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +12,25 @@ namespace ffs::io {
 
 class DeviceMap {
  public:
-  // Of the whole file, read-only. Null: it doesn't lie in memory, or there is no address space for it.
+  // Of the whole file. Null: it doesn't lie in memory, or there is no address space for it.
   // Keeps `fd` for copy(); it must stay open.
   static std::unique_ptr<DeviceMap> of(int fd, uint64_t bytes);
   ~DeviceMap();
   DeviceMap(const DeviceMap&) = delete;
   DeviceMap& operator=(const DeviceMap&) = delete;
 
-  // For system calls that read from it, only. The range must lie in the device.
-  const uint8_t* at(uint64_t offset, uint64_t bytes) const;
+  // The range must lie in the device. The second is for bytes that nobody else has: a slot without an owner.
+  const uint8_t* at(uint64_t offset, uint64_t bytes) const { return checked(offset, bytes); }
+  uint8_t* writable(uint64_t offset, uint64_t bytes) { return checked(offset, bytes); }
   // The same bytes by pread. 0 or a positive errno; EIO: the file ends before them.
   int copy(uint64_t offset, uint8_t* to, uint32_t bytes) const;
 
  private:
-  DeviceMap(int fd, const uint8_t* base, uint64_t bytes) : fd_(fd), base_(base), bytes_(bytes) {}
+  DeviceMap(int fd, uint8_t* base, uint64_t bytes) : fd_(fd), base_(base), bytes_(bytes) {}
+  uint8_t* checked(uint64_t offset, uint64_t bytes) const;
 
   int fd_;
-  const uint8_t* base_;
+  uint8_t* base_;
   uint64_t bytes_;
 };
 

@@ -68,7 +68,8 @@ struct Op {
 
   // For the Io.
   OpKind kind = OpKind::none;
-  bool ended = false;  // within a piece: nothing more comes (the end of the file)
+  bool ended = false;      // within a piece: nothing more comes (the end of the file)
+  bool at_device = false;  // counts as a large read that the device has
   int16_t file = -1;
   int16_t region = -1;
   uint32_t length = 0;
@@ -151,6 +152,8 @@ class Io {
   // --- files. The descriptor stays the caller's: it must be open until remove_file.
   virtual Result<File> add_file(int fd) = 0;
   virtual void remove_file(File file) = 0;  // nothing in flight on it
+  // The file lies in memory, and its bytes are mapped there until remove_file: for system calls.
+  virtual void note_mapping(File, const uint8_t*, uint64_t /*bytes*/) {}
   // From here on nothing moves beyond that byte of the file, and nothing is flushed. Of `null` only: ENOTSUP.
   virtual Status make_null(File file, uint64_t from);
 

@@ -6,17 +6,12 @@
 
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 namespace ffs::io {
 
 namespace {
 
-// Ops and Polls are aligned, so that the low bits of user_data say what it points to.
-constexpr uint64_t kTagMask = 7;
-constexpr uint64_t kTagOp = 0;
-constexpr uint64_t kTagPoll = 1;
-constexpr uint64_t kTagWake = 2;
-constexpr uint64_t kTagIgnored = 3;
 static_assert(alignof(Op) >= 8 && alignof(Poll) >= 8);
 
 // Multishot readiness reports may fill the completion queue faster than ops do.
@@ -25,6 +20,16 @@ constexpr uint32_t kCompletionsPerEntry = 4;
 // So much that a pass has started goes to the kernel before the pass is over: while the processor is at what
 // comes next, the device works already. A system call for each MiB is nothing beside the MiB.
 constexpr uint32_t kSubmitBytes = 1u << 20;
+
+// Of large reads so much is at the device at a time, which is enough to keep one busy. The others wait here:
+// a device that works through all it has before it says anything would else stand still while whoever asked
+// works through all of that (docs/performance.md, Large reads in turns), and small reads stand behind less.
+constexpr uint32_t kLargeRead = 256u << 10;
+constexpr uint64_t kLargeAtDevice = 4u << 20;
+
+bool is_large(const Op& op) {
+  return op.kind == OpKind::read && op.op_class == OpClass::client && op.length >= kLargeRead;
+}
 
 }  // namespace
 
@@ -61,6 +66,7 @@ Status UringIo::open(const Options& options, std::string* reason) {
   if (rc != 0) return refused("io_uring registered files", -rc);
   fds_.assign(options.max_files, -1);
   in_memory_.assign(options.max_files, false);
+  mapped_.assign(options.max_files, Mapped{});
   limit_ = options.entries;
   if (io_uring_register_buffers_sparse(&ring_, options.max_regions) == 0) {
     regions_available_ = true;
@@ -74,7 +80,7 @@ Status UringIo::open(const Options& options, std::string* reason) {
 UringIo::~UringIo() {
   stop_helper();
   if (!ring_made_) return;
-  FFS_CHECK(in_kernel_ == 0 && waiting_head_ == nullptr);
+  FFS_CHECK(in_kernel_ == 0 && waiting_head_ == nullptr && large_head_ == nullptr);
   // Kernels before 6.5 let go of a file that was removed up to a second later, and so long a block device
   // would be in use for whoever opens it next; taking the whole table away waits for that.
   (void)io_uring_unregister_files(&ring_);
@@ -100,6 +106,7 @@ void UringIo::remove_file(File file) {
   FFS_CHECK(fds_[static_cast<size_t>(file.index)] >= 0);
   FFS_CHECK(io_uring_register_files_update(&ring_, static_cast<unsigned>(file.index), &none, 1) == 1);
   fds_[static_cast<size_t>(file.index)] = -1;
+  mapped_[static_cast<size_t>(file.index)] = Mapped{};
   io_uring_get_events(&ring_);  // lets go of what finished requests still hold
 }
 
@@ -161,11 +168,11 @@ void UringIo::start(Op* op, OpKind kind, File file, uint64_t offset, uint8_t* me
   op->memory = memory;
   op->length = length;
   op->moved = 0;
+  op->at_device = false;
   op->next = nullptr;
   in_flight_++;
   if (hold_back(op)) return;
-  const bool copied = in_memory_[static_cast<size_t>(file.index)] && !region.foreign;
-  if (copied && memory_copies_.take(op, descriptor(file))) return;
+  if (take_copy(op, file, region.foreign) || waits_for_device(op)) return;
   if (waiting_head_ == nullptr && prepare(op)) return;
   wait_in_line(op);
 }
@@ -174,6 +181,43 @@ void UringIo::wait_in_line(Op* op) {
   op->next = nullptr;
   (waiting_tail_ != nullptr ? waiting_tail_->next : waiting_head_) = op;
   waiting_tail_ = op;
+}
+
+void UringIo::to_device(Op* op) {
+  op->at_device = true;
+  large_bytes_ += op->length;
+}
+
+// Not every large read was counted: what a pipe leaves off comes past the line (uring_pipe.cc).
+void UringIo::from_device(Op* op) {
+  if (std::exchange(op->at_device, false)) large_bytes_ -= op->length;
+}
+
+// True: the op stands in the line of large reads.
+bool UringIo::waits_for_device(Op* op) {
+  if (!is_large(*op)) return false;
+  if (large_head_ == nullptr && (large_bytes_ == 0 || large_bytes_ + op->length <= kLargeAtDevice)) {
+    to_device(op);
+    return false;
+  }
+  op->next = nullptr;
+  (large_tail_ != nullptr ? large_tail_->next : large_head_) = op;
+  large_tail_ = op;
+  return true;
+}
+
+// What the device has room for again goes there at once: it may have nothing to do.
+void UringIo::prepare_large() {
+  if (large_head_ == nullptr) return;
+  while (large_head_ != nullptr) {
+    Op* op = large_head_;
+    if (large_bytes_ > 0 && large_bytes_ + op->length > kLargeAtDevice) break;
+    large_head_ = op->next;
+    if (large_head_ == nullptr) large_tail_ = nullptr;
+    to_device(op);
+    if (waiting_head_ != nullptr || !prepare(op)) wait_in_line(op);
+  }
+  if (prepared_bytes_ > 0) submit();
 }
 
 io_uring_sqe* UringIo::entry() {
@@ -341,6 +385,7 @@ void UringIo::finished(Op* op, int32_t result) {
     result = 0;
   } else if (result < 0 || !moves) {
     if (background) end_background(op);
+    from_device(op);
     in_flight_--;
     complete(op, result);
     return;
@@ -350,6 +395,7 @@ void UringIo::finished(Op* op, int32_t result) {
     bool ended = result == 0 || op->moved % 512 != 0;
     if (op->moved == op->length || ended) {
       if (background) end_background(op);
+      from_device(op);
       in_flight_--;
       bool failed = op->kind == OpKind::write && op->moved != op->length;
       complete(op, failed ? -EIO : static_cast<int32_t>(op->moved));
@@ -367,6 +413,9 @@ void UringIo::collect_one(const io_uring_cqe& completion) {
   switch (data & kTagMask) {
     case kTagOp:
       finished(reinterpret_cast<Op*>(data), completion.res);
+      break;
+    case kTagPipe:
+      pipe_read(completion.res);
       break;
     case kTagPoll:
       poll_event(reinterpret_cast<Poll*>(data & ~kTagMask), completion);
@@ -417,6 +466,7 @@ void UringIo::submit_and_wait(unsigned wanted, int64_t timeout_us) {
 }
 
 void UringIo::run_memory_copies() {
+  run_pipe_copies();
   if (memory_copies_.empty()) return;
   if (io_uring_sq_ready(&ring_) > 0) submit();  // the kernel works meanwhile
   memory_copies_.run([this](Op* op, int32_t result) {
@@ -434,6 +484,7 @@ int UringIo::run_once(int64_t timeout_us) {
   bool ready = has_ready() || polls_head_ != nullptr || io_uring_cq_ready(&ring_) > 0;
   submit_and_wait(ready || timeout_us == 0 ? 0 : 1, timeout_us);
   collect();
+  prepare_large();
   take_posted();
   prepare_waiting();
   return run_ready();

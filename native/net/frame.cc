@@ -1,9 +1,11 @@
 #include "net/frame.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/guarded.h"
 #include "base/ids.h"
 
 namespace ffs::net {
@@ -221,6 +223,17 @@ void FrameReader::place_payload(uint8_t* to) {
   consume_payload_from_buffer();
 }
 
+bool FrameReader::place_payload_guarded(uint8_t* to) {
+  FFS_CHECK(state_ == State::kAwaitPlace);
+  const size_t here = std::min(end_ - begin_, payload_left_);
+  const uint8_t* from = buffer_.data() + begin_;
+  if (here > 0 && !touch([=] { std::memcpy(to, from, here); })) return false;
+  begin_ += here;
+  payload_left_ -= here;
+  place_payload(to + here);
+  return true;
+}
+
 void FrameReader::discard_payload() {
   place_payload(nullptr);
 }
@@ -250,8 +263,8 @@ void SendQueue::push(Type type, uint64_t request_id, Bytes fixed, Bytes var, Byt
   }
 }
 
-void SendQueue::push_piece(Bytes payload, uint64_t token) {
-  pieces_.push_back({payload.data(), 0, payload.size(), token, -1});
+void SendQueue::push_piece(Bytes payload, uint64_t token, bool stays) {
+  pieces_.push_back({payload.data(), 0, payload.size(), token, -1, stays});
   pending_bytes_ += payload.size();
 }
 
@@ -294,7 +307,7 @@ void SendQueue::push_head(Type type, uint64_t request_id, Bytes fixed, Bytes var
   if (joins) {
     pieces_.back().length += length;
   } else {
-    pieces_.push_back({nullptr, at, length, 0, fd});
+    pieces_.push_back({nullptr, at, length, 0, fd, false});
   }
 }
 
@@ -337,6 +350,24 @@ int SendQueue::gather(iovec* out, int capacity, int* fd) const {
     if (*fd >= 0) break;  // the descriptor goes with its own frame only
   }
   return count;
+}
+
+bool SendQueue::holds_payload() const {
+  return std::any_of(pieces_.begin() + static_cast<ptrdiff_t>(first_), pieces_.end(),
+                     [](const Piece& piece) { return piece.token != 0; });
+}
+
+bool SendQueue::large_comes(size_t least_bytes) const {
+  return first_ < pieces_.size() && pieces_[first_].large(least_bytes);
+}
+
+int SendQueue::gather_alike(iovec* out, int capacity, int* fd, size_t least_bytes, bool* before_large) const {
+  const bool large = large_comes(least_bytes);
+  const int count = gather(out, capacity, fd);
+  int alike = 0;
+  while (alike < count && pieces_[first_ + static_cast<size_t>(alike)].large(least_bytes) == large) alike++;
+  *before_large = !large && alike < count;
+  return alike;
 }
 
 void SendQueue::advance(size_t bytes, std::vector<uint64_t>* released) {

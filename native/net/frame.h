@@ -72,6 +72,8 @@ class FrameReader {
   // After kFrame: where the payload goes. `to` must hold payload_bytes until kPayload is
   // returned or abandon_payload() is called. Copies what the buffer holds of it already.
   void place_payload(uint8_t* to);
+  // The same where `to` may turn out not to be there (base/guarded.h). False: all is as before.
+  bool place_payload_guarded(uint8_t* to);
   void discard_payload();
   // The rest of a payload that is on its way is thrown away; its place isn't written any more.
   // kPayload still comes.
@@ -133,16 +135,25 @@ class SendQueue {
   // The same in parts: a head that announces payload_bytes, then pieces of that many bytes in all.
   void push_head(wire::Type type, uint64_t request_id, Bytes fixed, Bytes var, size_t payload_bytes,
                  int fd = -1);
-  void push_piece(Bytes payload, uint64_t token);
+  // `stays`: nobody changes that memory before the token is released, however long that takes, so it may be
+  // sent without a copy.
+  void push_piece(Bytes payload, uint64_t token, bool stays = false);
   // The payload of this token, of which some may have been sent, stands elsewhere from now on: the same
   // bytes.
   void move_payload(uint64_t token, const uint8_t* to);
 
   bool empty() const { return pending_bytes_ == 0; }
   size_t pending_bytes() const { return pending_bytes_; }
+  // Of what waits some is memory that its token gives back.
+  bool holds_payload() const;
   // The next pieces to send. *fd: a descriptor that must go with them, or -1. A piece with a
   // descriptor always comes first in its gather.
   int gather(iovec* out, int capacity, int* fd) const;
+  // Whether a payload that stays, of at least so many bytes, comes next. (Part of it may have been sent.)
+  bool large_comes(size_t least_bytes) const;
+  // The next pieces that go in one way: such payloads only, or what comes before one. *before_large: one
+  // follows.
+  int gather_alike(iovec* out, int capacity, int* fd, size_t least_bytes, bool* before_large) const;
   // `bytes` were sent: drops them and appends the tokens of payloads that are through.
   void advance(size_t bytes, std::vector<uint64_t>* released);
   // Drops everything; appends all tokens.
@@ -155,6 +166,9 @@ class SendQueue {
     size_t length = 0;
     uint64_t token = 0;
     int fd = -1;
+    bool stays = false;
+
+    bool large(size_t least_bytes) const { return stays && length >= least_bytes; }
   };
   const uint8_t* start(const Piece& piece) const {
     return piece.payload != nullptr ? piece.payload : arena_.data() + piece.at;

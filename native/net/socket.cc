@@ -257,35 +257,80 @@ Result<bool> Connection::flush(std::vector<uint64_t>* released, size_t most_byte
   if (channel != nullptr) return channel->flush(queue, released, most_bytes);
   while (!queue.empty()) {
     if (most_bytes == 0) return false;
-    iovec pieces[kGatherPieces];
-    int descriptor = -1;
-    msghdr message{};
-    message.msg_iov = pieces;
-    const int count = queue.gather(pieces, kGatherPieces, &descriptor);
-    message.msg_iovlen = static_cast<size_t>(cut(pieces, count, most_bytes));
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    if (descriptor >= 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      cmsghdr* part = CMSG_FIRSTHDR(&message);
-      part->cmsg_level = SOL_SOCKET;
-      part->cmsg_type = SCM_RIGHTS;
-      part->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
-    }
-    ssize_t sent;
-    do {
-      sent = ::sendmsg(socket.get(), &message, MSG_NOSIGNAL);
-    } while (sent < 0 && errno == EINTR);
-    if (sent < 0) {
-      full = errno == EAGAIN || errno == EWOULDBLOCK;
+    auto sent = send_once(most_bytes, released);
+    if (!sent.ok()) {
+      full = sent.error().code == EAGAIN;
       if (full) return false;
-      return Error::of(errno, "sending");
+      return sent.error();
     }
-    most_bytes -= static_cast<size_t>(sent);
-    queue.advance(static_cast<size_t>(sent), released);
+    most_bytes -= *sent;
   }
   return true;
+}
+
+// One sendmsg. Large payloads go without a copy where that is on, and then not beside what is copied: the
+// kernel reads all of such a message's memory later, heads of frames too.
+Result<size_t> Connection::send_once(size_t most_bytes, std::vector<uint64_t>* released) {
+  iovec pieces[kGatherPieces];
+  int descriptor = -1;
+  msghdr message{};
+  message.msg_iov = pieces;
+  const bool apart = zero_copy.on() || zero_copy.outstanding();
+  const bool large = apart && queue.large_comes(ZeroCopy::kLeastBytes);
+  bool before_large = false;
+  const int count =
+      apart ? queue.gather_alike(pieces, kGatherPieces, &descriptor, ZeroCopy::kLeastBytes, &before_large)
+            : queue.gather(pieces, kGatherPieces, &descriptor);
+  const int kept = cut(pieces, count, most_bytes);
+  message.msg_iovlen = static_cast<size_t>(kept);
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  if (descriptor >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* part = CMSG_FIRSTHDR(&message);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(part), &descriptor, sizeof(int));
+  }
+  // A head shouldn't be a packet of its own where its payload follows in the next call.
+  int flags = MSG_NOSIGNAL | (before_large && kept == count ? MSG_MORE : 0);
+  if (large && zero_copy.on()) flags |= MSG_ZEROCOPY;
+  ssize_t sent;
+  do {
+    sent = ::sendmsg(socket.get(), &message, flags);
+    // Too much is pinned or unreported already: this goes as a copy.
+    if (sent < 0 && errno == ENOBUFS && (flags & MSG_ZEROCOPY) != 0) {
+      flags &= ~MSG_ZEROCOPY;
+      errno = EINTR;
+    }
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) return Error::of(errno == EWOULDBLOCK ? EAGAIN : errno, "sending");
+  if ((flags & MSG_ZEROCOPY) != 0) zero_copy.sent();
+  // A large payload's memory is free when all of its parts are, and none of them may have gone last.
+  const size_t before = released->size();
+  queue.advance(static_cast<size_t>(sent), released);
+  if (large && zero_copy.outstanding()) {
+    for (size_t i = before; i < released->size(); i++) zero_copy.hold((*released)[i]);
+    released->resize(before);
+  }
+  return static_cast<size_t>(sent);
+}
+
+void Connection::abandon(std::vector<uint64_t>* released) {
+  const bool waits = zero_copy.outstanding();
+  const bool part_sent = waits && queue.large_comes(ZeroCopy::kLeastBytes);
+  const size_t before = released->size();
+  queue.clear(released);
+  if (part_sent) {
+    zero_copy.hold((*released)[before]);
+    released->erase(released->begin() + static_cast<ptrdiff_t>(before));
+  }
+  if (!waits) return;
+  // What TCP would still send, or send again, is dropped, and reported as done with.
+  sockaddr none{};
+  none.sa_family = AF_UNSPEC;
+  (void)::connect(socket.get(), &none, sizeof none);
 }
 
 }  // namespace ffs::net

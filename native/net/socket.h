@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "net/frame.h"
 #include "net/rdma/channel.h"
+#include "net/zero_copy.h"
 
 namespace ffs::net {
 
@@ -47,6 +48,7 @@ struct Connection {
   Transport transport = Transport::kTcp;
   FrameReader reader;
   SendQueue queue;
+  ZeroCopy zero_copy;          // off until it is started
   std::deque<Fd> descriptors;  // received, in the order of the frames that they came with
   // The last receive() got less than it had room for, so the socket was empty: an edge-triggered
   // owner needn't ask again before it is told of more (unless the peer has hung up).
@@ -61,10 +63,20 @@ struct Connection {
   // socket's error.
   Result<size_t> receive();
   // sendmsg until the queue is empty, the socket is full, or most_bytes are sent. True: all is sent.
-  // `released` gets the tokens of payloads that are through.
+  // `released` gets the tokens of payloads that are through and whose memory the kernel doesn't read any
+  // more.
   Result<bool> flush(std::vector<uint64_t>* released, size_t most_bytes = SIZE_MAX);
+  // The error queue was reported: *released gets the tokens of payloads that the kernel is done with now.
+  // False: there is more to it than that.
+  bool collect_sent(std::vector<uint64_t>* released) { return zero_copy.collect(socket.get(), released); }
+  // Drops what is queued. Of what the kernel still reads, collect_sent() gets the tokens; so that this isn't
+  // for long the connection is reset, if there is such.
+  void abandon(std::vector<uint64_t>* released);
   // One recv of the socket beside a channel, as receive().
   Result<size_t> receive_beside(FrameReader& from_socket);
+
+ private:
+  Result<size_t> send_once(size_t most_bytes, std::vector<uint64_t>* released);
 };
 
 }  // namespace ffs::net

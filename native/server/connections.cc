@@ -1,6 +1,8 @@
 // Sockets to frames and back: accepting, reading, sending, ending.
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -18,8 +20,16 @@ constexpr size_t kSendLimitBytes = 24u << 20;
 constexpr size_t kSendBudgetBytes = 4u << 20;
 // What one session may take of a pass before the others have their turn.
 constexpr size_t kReadBudgetBytes = 8u << 20;
+// Of a payload in one copy, so that it is checked while it is in the cache.
+constexpr size_t kReceiveBytes = 256u << 10;
 // Of recovery, while clients are served: in one copy, and in a pass.
 constexpr size_t kGentleReceiveBytes = 128u << 10, kGentleBudgetBytes = 256u << 10;
+
+// Of what was sent, what the other end hasn't taken yet.
+int bytes_untaken(int socket) {
+  int bytes = 0;
+  return ::ioctl(socket, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
 
 }  // namespace
 
@@ -66,6 +76,8 @@ void Shard::accept_all() {
       session->in.owner = session;
       session->polls = 1;
       polls_++;
+      if (transport == net::Transport::kTcp)
+        session->connection.zero_copy.start(session->connection.socket.get(), config_.zero_copy_send);
       io_->poll_add(&session->in, session->connection.socket.get(), POLLIN | POLLRDHUP);
     }
   }
@@ -87,8 +99,13 @@ void Shard::on_session(io::Poll* poll) {
     self->end_session_if_unused(session);
     return;
   }
-  const uint32_t events = std::exchange(poll->events, 0u);
+  uint32_t events = std::exchange(poll->events, 0u);
   if (!session.open) return;
+  if ((events & POLLERR) != 0 && session.connection.zero_copy.outstanding()) {
+    if (session.connection.collect_sent(&self->released_)) events &= ~static_cast<uint32_t>(POLLERR);
+    self->give_sent(session);
+    self->note_sending(session, /*moved=*/true);
+  }
   if (session.connection.channel != nullptr) {  // the socket only tells of the end
     if ((events & (POLLRDHUP | POLLHUP | POLLERR)) != 0) self->close_session(session, "the peer has closed");
     self->end_session_if_unused(session);
@@ -134,7 +151,7 @@ void Shard::read_sessions() {
 void Shard::read_session(Session& session) {
   const bool gentle = session.recovery && background_.clients_active(now_us_);
   size_t budget = gentle ? kGentleBudgetBytes : kReadBudgetBytes;
-  if (session.recovery) session.connection.reader.limit_receives(gentle ? kGentleReceiveBytes : 0);
+  session.connection.reader.limit_receives(gentle ? kGentleReceiveBytes : kReceiveBytes);
   while (session.open) {
     if (session.waits_for_op || session.send_full || session.waiter.waiting)
       return;  // listed again when it can go on
@@ -142,6 +159,7 @@ void Shard::read_session(Session& session) {
     switch (session.connection.reader.next(&frame)) {
       case net::FrameReader::Next::kFrame:
         if (!session.from_server) served_us_ = now_us_;
+        session.incoming.moved_us = now_us_;
         if (!dispatch(session, frame)) return;
         if (session.connection.queue.pending_bytes() > kSendLimitBytes) {
           session.send_full = true;
@@ -169,6 +187,12 @@ void Shard::read_session(Session& session) {
     if (got.ok()) {
       read_clock();
       budget -= std::min(budget, *got);
+      session.incoming.moved_us = now_us_;
+      if (session.incoming.active && session.connection.reader.in_payload()) {
+        Payload* payload = session.incoming.payload;
+        check_some(payload,
+                   payload->length - static_cast<uint32_t>(session.connection.reader.payload_left()));
+      }
       // The socket was emptied; what comes next is reported anew. (Not so once the peer has hung up:
       // its end was reported already.)
       if (session.connection.drained && !session.hung_up) session.readable = false;
@@ -176,6 +200,8 @@ void Shard::read_session(Session& session) {
       session.readable = false;
     } else {
       if (got.error().code == EPROTO) metrics_.frame_errors++;
+      // The memory that a payload was to go to: it comes again, and then goes the ordinary way.
+      if (got.error().code == EFAULT) stop_lending(EFAULT);
       close_session(session, got.error().what);
     }
   }
@@ -204,10 +230,69 @@ void Shard::flush_sessions() {
 
 Result<bool> Shard::send_some(Session& session) {
   const size_t most_bytes = session.connection.channel != nullptr ? SIZE_MAX : kSendBudgetBytes;
+  const size_t before = session.connection.queue.pending_bytes();
   auto sent = session.connection.flush(&released_, most_bytes);
+  give_sent(session);
+  note_sending(session, session.connection.queue.pending_bytes() < before);
+  return sent;
+}
+
+void Shard::note_sending(Session& session, bool moved) {
+  const bool waits = !session.connection.queue.empty() || session.connection.zero_copy.outstanding();
+  if (!waits) session.sent_us = 0;
+  if (waits && (moved || session.sent_us == 0)) session.sent_us = now_us_;
+}
+
+// What nobody reads any more.
+void Shard::give_sent(Session& session) {
   for (uint64_t token : released_) release_token(token);
   released_.clear();
-  return sent;
+  const net::ZeroCopyCounters counted = session.connection.zero_copy.take_counters();
+  metrics_.zero_copy_sends += counted.sends;
+  metrics_.zero_copy_copied += counted.copied;
+}
+
+// Connections whose other end stopped in the middle of a payload, or takes nothing of the replies that wait
+// for it: it has memory that others wait for, so it hasn't got for ever. The client asks again. Time in
+// which this process was stopped doesn't count.
+void Shard::end_stalled() {
+  const uint64_t most_us = 2000ull * config_.failure_timeout_ms;
+  if (most_us == 0 || now_us_ - stall_look_us_ < most_us / 8) return;
+  const uint64_t since_us = now_us_ - std::exchange(stall_look_us_, now_us_);
+  const uint64_t slept_us = since_us > most_us / 4 ? since_us : 0;
+  for (uint32_t slot = 0; slot < sessions_.size(); slot++) {
+    Session& session = *sessions_.at(slot);
+    if (!session.open) continue;
+    session.incoming.moved_us = std::min(session.incoming.moved_us + slept_us, now_us_);
+    if (session.sent_us != 0) session.sent_us = std::min(session.sent_us + slept_us, now_us_);
+    // Not those that wait for something of this server's.
+    const net::Connection& connection = session.connection;
+    const bool comes = connection.reader.in_payload() && !session.readable;
+    const bool goes =
+        session.sent_us != 0 && (connection.queue.holds_payload() || connection.zero_copy.outstanding());
+    // A socket takes more when a third of it is free, which a slow reader needs its time for.
+    const int untaken = goes ? bytes_untaken(connection.socket.get()) : 0;
+    if (goes && std::exchange(session.untaken_bytes, untaken) != untaken) session.sent_us = now_us_;
+    const char* why = nullptr;
+    if (comes && now_us_ - session.incoming.moved_us > most_us) why = "nothing has come of its payload";
+    if (goes && now_us_ - session.sent_us > most_us) why = "it has taken nothing of its replies";
+    if (why == nullptr) continue;
+    log(LogLevel::kInfo, "shard %u: a connection ends: %s for %llu s", config_.number, why,
+        static_cast<unsigned long long>(most_us / 1'000'000));
+    close_session(session, why);
+  }
+}
+
+// Closed sessions of which the kernel still reads something: their memory is given back when it has done so.
+void Shard::end_sending() {
+  std::erase_if(ending_, [this](Session* session) {
+    (void)session->connection.collect_sent(&released_);
+    give_sent(*session);
+    if (session->connection.zero_copy.outstanding()) return false;
+    session->listed_to_end = false;
+    end_session_if_unused(*session);
+    return true;
+  });
 }
 
 void Shard::flush_session(Session& session) {
@@ -263,9 +348,12 @@ void Shard::close_session(Session& session, const char* why) {
   session.open = false;
   session.results.clear();
   if (session.connection.channel != nullptr) end_channel(session);
-  session.connection.queue.clear(&released_);
-  for (uint64_t token : released_) release_token(token);
-  released_.clear();
+  session.connection.abandon(&released_);
+  give_sent(session);
+  if (session.connection.zero_copy.outstanding()) {
+    session.listed_to_end = true;
+    ending_.push_back(&session);
+  }
   buffers_->cancel(&session.waiter);
   if (session.waits_for_op) {
     session.waits_for_op = false;
@@ -291,7 +379,7 @@ void Shard::close_session(Session& session, const char* why) {
 // A closed session's record is free when no poll, no list and no request points to it.
 void Shard::end_session_if_unused(Session& session) {
   if (!session.used || session.open || session.polls > 0 || session.requests > 0 || session.listed_to_read ||
-      session.listed_to_flush || session.region_waits > 0 || session.rdma_work > 0) {
+      session.listed_to_flush || session.region_waits > 0 || session.rdma_work > 0 || session.listed_to_end) {
     return;
   }
   session.connection = net::Connection(Fd(), net::Transport::kTcp);
@@ -300,6 +388,7 @@ void Shard::end_session_if_unused(Session& session) {
   session.out_armed = session.out_ending = session.hello = session.from_server = session.proved =
       session.recovery = session.readable = session.send_full = false;
   session.client = ClientId();
+  session.sent_us = 0;
   session.rdma = nullptr;
   session.used = session.hung_up = false;
   sessions_.give(&session);

@@ -117,7 +117,7 @@ void Shard::run(Target& target, const craq::SendUpdate& effect) {
     return;
   }
   Payload* payload = Payload::of(effect.update.payload);
-  FFS_CHECK(payload->buffer != nullptr && payload->length == effect.update.length_bytes);
+  FFS_CHECK(payload->has_place() && payload->length == effect.update.length_bytes);
   forward.update.bulk.kind = static_cast<uint8_t>(wire::BulkKind::kInline);
   forward.update.bulk.length = payload->length;
   add_reference(payload);
@@ -220,11 +220,15 @@ void Shard::run(Target& target, const craq::Stage& effect) {
   stage.space_epoch = update.space_epoch;
   if (!(update.payload == craq::kNoBuffer)) {
     Payload* payload = Payload::of(update.payload);
-    FFS_CHECK(payload->buffer != nullptr && payload->length == update.length_bytes);
+    FFS_CHECK(payload->has_place() && payload->length == update.length_bytes);
     add_reference(payload);
     work->payload = payload;
     stage.data = payload->data();
-    stage.region = buffers_->region_of(payload->buffer);
+    if (payload->buffer != nullptr) stage.region = buffers_->region_of(payload->buffer);
+    if (payload->berth.bytes != nullptr) {
+      stage.berth = &payload->berth;
+      metrics_.memory_writes++;
+    }
     stage.tail_padded = true;
     stage.piece_checksums = payload->crcs.data();
     stage.block_checksums = payload->known_blocks();

@@ -326,7 +326,19 @@ Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t lengt
   }
   if (room) return Outcome::ok;
   wanted_bytes_ = std::max(wanted_bytes_, bytes);
-  return refuse(Outcome::no_space, evictable_bytes_ > 0);
+  return refuse(Outcome::no_space, evictable_bytes_ > 0 || more_goes());
+}
+
+// Whoever removes a lot does it chunk by chunk, and chain by chain (docs/metadata.md, Collection): where a
+// chunk was removed just now, room is on its way. Waited for as long as that goes on, but not for very long.
+bool Evictor::more_goes() {
+  constexpr uint64_t kMoreComesUs = 1'000'000, kLongestUs = 5'000'000;
+  if (removed_us_ == 0 || now_us_ - removed_us_ >= kMoreComesUs) {
+    refused_since_us_ = 0;
+    return false;
+  }
+  if (refused_since_us_ == 0) refused_since_us_ = now_us_;
+  return now_us_ - refused_since_us_ < kLongestUs;
 }
 
 bool Evictor::holds_evictable(const TargetSpaces& target) const {
@@ -341,6 +353,7 @@ bool Evictor::holds_evictable(const TargetSpaces& target) const {
 // puts into evictable spaces, and where this device is as full: others would wait in vain for a device
 // without blocks.
 bool Evictor::will_make_room(TargetSpaces* target, uint64_t space, bool block, uint32_t length_bytes) {
+  if (more_goes()) return true;
   if (target == nullptr || !target->leads) return false;
   bool any = holds_evictable(*target);
   const HeldSpace* held = target->find(space);

@@ -52,6 +52,8 @@ class Evictor {
   uint64_t manager_ms() const { return manager_ms_; }
 
   // --- what the shard sees
+  // A client removes, or has removed, chunks of a chain that is led from here: of no matter to evictions.
+  void removing() { removed_us_ = now_us_; }
   // The bytes of an update are on their way into a slot, until `stored`.
   void staging(TargetSpaces* target, const ChunkKey& key, uint32_t length_bytes);
   void stored(TargetSpaces* target, const ChunkKey& key, uint32_t length_bytes);
@@ -92,6 +94,7 @@ class Evictor {
   uint32_t feed_alone(HeldSpace& held, std::span<engine::ChunkSample> samples);
   craq::EvictionAnswer order(TargetSpaces& target, HeldSpace& held, const engine::Victim& victim);
   craq::Outcome refuse(craq::Outcome outcome, bool waits);
+  bool more_goes();
   void scan(TargetSpaces& target, HeldSpace& held);
   bool holds_evictable(const TargetSpaces& target) const;
   bool exhausted(const HeldSpace& held) const { return now_us_ < held.exhausted_until_us; }
@@ -112,6 +115,8 @@ class Evictor {
   bool below_reserve_ = false;  // until the high mark is reached
   uint64_t lacking_bytes_ = 0;
   bool short_of_room_ = false;
+  uint64_t removed_us_ = 0;          // the last time that somebody removed chunks; 0: nobody did
+  uint64_t refused_since_us_ = 0;    // while chunks are being removed; 0: nobody was
   uint64_t evictable_bytes_ = 0;     // of the spaces that are led from here and aren't exhausted
   uint64_t wanted_bytes_ = 0;        // the largest put that the device had no room for since the last tick
   uint64_t settling_bytes_[2] = {};  // removed in this half of kSettleUs, and in the one before

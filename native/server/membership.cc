@@ -45,6 +45,9 @@ void Shard::apply(const Routing& routing) {
     manager_ms_ = routing.manager_ms;
     manager_heard_ms_ = now_ms_;
     evictor_->set_time(now_us_, manager_time());
+    // Not with the next tick only: a block that was stamped without a time, or with an old one, would count
+    // as the longest unused, or its next use as no second one.
+    store_->set_manager_time(manager_time());
   }
   routing_epoch_ = std::max(routing_epoch_, routing.epoch);
   std::unordered_map<uint64_t, const Route*> places;

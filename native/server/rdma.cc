@@ -122,7 +122,10 @@ void Shard::register_next(size_t index) {
       auto done = self->port->adapter->register_memory(one.pool->base(), one.pool->arena_bytes(),
                                                        reinterpret_cast<uint64_t>(one.pool->base()),
                                                        net::rdma::Access::kHere);
-      if (!done.ok()) return self->error = done.error(), 0;
+      if (!done.ok()) {
+        for (RdmaPort::Pool& other : self->port->pools) other.registration.reset();  // of no use alone
+        return self->error = done.error(), 0;
+      }
       one.registration = std::move(*done);
     }
     return 0;

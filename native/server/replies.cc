@@ -168,7 +168,8 @@ void Shard::reply_read(Request* request, const craq::Reply& answer) {
   } else if (request->lent != nullptr) {
     queue_lent(request);
   } else if (payload_bytes > 0) {
-    queue.push_piece(net::Bytes(read.memory, payload_bytes), reinterpret_cast<uint64_t>(request->buffer));
+    queue.push_piece(net::Bytes(read.memory, payload_bytes), reinterpret_cast<uint64_t>(request->buffer),
+                     /*stays=*/true);
     request->buffer = nullptr;
   }
   background_.client_read(read.read_length, request->beside, now_us_ - request->arrived_us, now_us_);
@@ -208,6 +209,9 @@ void Shard::reply_update(Request* request, const craq::Reply& answer) {
   }
   if (answer.outcome == Outcome::ok) {
     background_.client_served(now_us_);
+    const bool removed = request->update_kind == wire::UpdateKind::kRemove ||
+                         (request->update_kind == wire::UpdateKind::kRemoveRange && answer.count > 0);
+    if (removed) evictor_->removing();
     metrics_.updates++;
     metrics_.update_bytes += request->length;
   } else if (answer.outcome != Outcome::existed && answer.outcome != Outcome::wanted) {

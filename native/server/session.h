@@ -37,9 +37,14 @@ struct Payload {
   uint32_t slot = 0;
   uint32_t references = 0;
   uint8_t* buffer = nullptr;  // of the pool; null until the bytes are (to be) here
+  engine::Berth berth;        // or a slot of a device in memory
   uint32_t pad = 0;           // data begins so far into the buffer: chunk offset modulo 4096
   uint32_t chunk_offset = 0;
   uint32_t length = 0;
+  bool creates = false;  // the whole content of a new chunk
+  bool sound = true;     // as far as it was checked
+  uint32_t checked = 0;  // bytes, of whole pieces
+  uint32_t pieces_checked = 0;
   bool has_crcs = false;  // the writer sent them; else they are computed here
   uint32_t crc_count = 0;
   std::array<uint32_t, kMaxGranules + 1> crcs;
@@ -63,7 +68,8 @@ struct Payload {
   BufferWaiter waiter;
   Payload* next_fetch = nullptr;
 
-  uint8_t* data() const { return buffer + pad; }
+  bool has_place() const { return buffer != nullptr || berth.bytes != nullptr; }
+  uint8_t* data() const { return berth.bytes != nullptr ? berth.bytes : buffer + pad; }
   const uint32_t* known_blocks() const { return has_block_crcs ? block_crcs.data() : nullptr; }
   craq::BufferRef ref() { return craq::BufferRef{reinterpret_cast<uint64_t>(this)}; }
   static Payload* of(craq::BufferRef ref) { return reinterpret_cast<Payload*>(ref.value); }
@@ -171,13 +177,16 @@ struct Session {
   bool listed_to_flush = false;
   bool waits_for_op = false;  // no request record was free
   bool send_full = false;     // too much waits to be sent
+  uint64_t sent_us = 0;   // when some of what waits to be sent went last, or began to wait; 0: nothing does
+  int untaken_bytes = 0;  // in the socket, when they were looked at last
   ClientId client;
-  uint32_t requests = 0;      // records that point here
-  uint64_t lent_bytes = 0;    // of the device's memory
-  uint32_t polls = 0;         // not yet removed
-  uint32_t region_waits = 0;  // unregistered regions whose end is to be answered
-  RdmaPort* rdma = nullptr;   // of its channel
-  uint32_t rdma_work = 0;     // set-up or end of a channel under way on the helper thread
+  uint32_t requests = 0;       // records that point here
+  uint64_t lent_bytes = 0;     // of the device's memory
+  bool listed_to_end = false;  // closed, and the kernel still reads what it sends
+  uint32_t polls = 0;          // not yet removed
+  uint32_t region_waits = 0;   // unregistered regions whose end is to be answered
+  RdmaPort* rdma = nullptr;    // of its channel
+  uint32_t rdma_work = 0;      // set-up or end of a channel under way on the helper thread
   std::unordered_map<uint32_t, OpenedCapability> capabilities;
   net::Mac expected_proof{};  // of a server that has said hello and not proved the secret yet
   std::unordered_map<uint64_t, ClientRegion*> regions;
@@ -185,6 +194,7 @@ struct Session {
   // An update whose payload is being received.
   struct Incoming {
     bool active = false;
+    uint64_t moved_us = 0;  // when some of it came last
     uint64_t request_id = 0;
     wire::Type type{};
     wire::Update update{};  // kUpdate, and the update inside a kForward

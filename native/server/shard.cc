@@ -246,6 +246,8 @@ void Shard::tick() {
   compact_ahead();
   deduplicate();
   end_long_loans();
+  end_sending();
+  end_stalled();
   buffers_->pin_used();
   peers_->tick(now_ms_);
   if (accept_again_) accept_all();
@@ -381,7 +383,7 @@ void Shard::shut_down() {
   };
   auto busy = [&] {
     return store_busy() || polls_ > 0 || !peers_->drained() || listeners_ > 0 || buffers_->pinning() ||
-           rdma_work_ > 0 || rdma_polls_ > 0;
+           rdma_work_ > 0 || rdma_polls_ > 0 || !ending_.empty();
   };
   const uint64_t give_up_us = clock_us() + kShutDownUs;
   while (busy() && now_us_ < give_up_us) pass();

@@ -134,6 +134,10 @@ class Shard : private io::Gate {
   void flush_session(Session& session);
   Result<bool> send_some(Session& session);
   void wait_for_socket(Session& session);
+  void give_sent(Session& session);
+  void note_sending(Session& session, bool moved);
+  void end_sending();
+  void end_stalled();
   void flush_sessions();
   void close_session(Session& session, const char* why);
   void end_session_if_unused(Session& session);
@@ -280,7 +284,11 @@ class Shard : private io::Gate {
   void add_reference(Payload* payload) { payload->references++; }
   void release(Payload* payload);
   void set_buffer(Payload* payload, uint8_t* buffer);
+  bool take_berth(Payload* payload, const Target& target);
+  void lose_berth(Payload* payload);
+  void check_some(Payload* payload, uint32_t arrived);
   bool check_payload(Payload* payload);  // checksums against bytes, or computes them
+  void list_fetch(Payload* payload);
   void start_fetch(Payload* payload);
   static void on_fetch_buffer(BufferWaiter* waiter, uint8_t* buffer);
   void run_fetches();
@@ -398,6 +406,8 @@ class Shard : private io::Gate {
   std::vector<Damage> damages_;     // that the scrubber has found in this pass
   std::vector<TargetId> scrubbed_;  // whom it looks at, anew each tick
   std::vector<Session*> to_read_, reading_, to_flush_, flushing_;
+  uint64_t stall_look_us_ = 0;    // connections.cc, end_stalled
+  std::vector<Session*> ending_;  // connections.cc, end_sending
   std::vector<Session*> waiting_for_op_;
   std::vector<ManyRead*> many_done_;
   std::vector<uint64_t> released_;

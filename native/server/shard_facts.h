@@ -12,6 +12,7 @@
 #include "io/io.h"
 #include "net/mac.h"
 #include "net/rdma/channel.h"
+#include "net/zero_copy.h"
 #include "server/lending.h"
 #include "server/peers.h"
 
@@ -46,7 +47,8 @@ struct ShardConfig {
   std::string rdma;                     // devices (net/rdma/adapter.h); empty: all there are; "off": none
   uint8_t rdma_traffic_class = 0;       // of what goes out over RDMA
   uint64_t most_lent_us = kMostLentUs;  // tests make it longer
-  int news_fd = -1;                     // an eventfd, written when a report has news; the server's
+  net::ZeroCopyMode zero_copy_send = net::ZeroCopyMode::kAuto;
+  int news_fd = -1;  // an eventfd, written when a report has news; the server's
 };
 
 struct ShardMetrics {
@@ -54,7 +56,8 @@ struct ShardMetrics {
   uint64_t flushes = 0, journal_bytes = 0, long_steps = 0, longest_step_us = 0;
   uint64_t sessions = 0, regions = 0, region_bytes = 0, pool_bytes = 0, pool_used_bytes = 0, ops_waiting = 0;
   uint64_t bytes_copied = 0, crc_failures = 0, frame_errors = 0;
-  uint64_t memory_reads = 0, memory_read_copies = 0, memory_lent_bytes = 0;  // lending.h
+  uint64_t memory_reads = 0, memory_read_copies = 0, memory_lent_bytes = 0, memory_writes = 0;  // lending.h
+  uint64_t zero_copy_sends = 0, zero_copy_copied = 0;  // net/zero_copy.h
   // Of the background: bytes by class, how long it waited for its share or behind clients, bytes a second
   // that it may take beside them now. Of clients' reads: those that were slower beside it than they are
   // without.

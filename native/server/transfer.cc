@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/crc32c.h"
+#include "base/guarded.h"
 #include "server/shard.h"
 #include "server/wire_craq.h"
 
@@ -27,6 +28,10 @@ Payload* Shard::take_payload(uint32_t chunk_offset, uint32_t length) {
   Payload* payload = payloads_.take();
   payload->references = 1;
   payload->buffer = nullptr;
+  payload->berth = engine::Berth{};
+  payload->creates = false;
+  payload->sound = true;
+  payload->checked = payload->pieces_checked = 0;
   payload->pad = chunk_offset % kBlock;
   payload->chunk_offset = chunk_offset;
   payload->length = length;
@@ -48,6 +53,7 @@ void Shard::release(Payload* payload) {
   if (--payload->references > 0) return;
   FFS_CHECK(!payload->waiter.waiting);
   if (payload->buffer != nullptr) buffers_->release(payload->buffer);
+  if (payload->berth.bytes != nullptr) store_->give_back(&payload->berth);
   drop_source(payload);
   payload->buffer = nullptr;
   payloads_.give(payload);
@@ -60,20 +66,52 @@ void Shard::set_buffer(Payload* payload, uint8_t* buffer) {
   std::memset(buffer + end, 0, (kBlock - end % kBlock) % kBlock);
 }
 
-bool Shard::check_payload(Payload* payload) {
-  uint32_t at = 0;
-  for (uint32_t i = 0; i < payload->crc_count; i++) {
-    const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
-    const uint8_t* bytes = payload->data() + at;
-    const uint32_t crc = payload->by_block
-                             ? crc32c_blocks(bytes, length, payload->block_crcs.data() + at / kBlock)
-                             : crc32c(bytes, length);
-    if (!payload->has_crcs) payload->crcs[i] = crc;
-    if (payload->crcs[i] != crc) {
-      metrics_.crc_failures++;
-      return false;
+// A slot of the device's memory instead of a buffer: for a new chunk that nobody forwards. The end of its
+// last block is zeros, as of a buffer.
+bool Shard::take_berth(Payload* payload, const Target& target) {
+  if (!payload->creates || !lending_ || target.recorded.member_count != 1) return false;
+  if (!store_->take_berth(payload->length, &payload->berth)) return false;
+  uint8_t* end = payload->data() + payload->length;
+  const uint32_t rest = (kBlock - payload->length % kBlock) % kBlock;
+  if (rest == 0 || touch([&] { std::memset(end, 0, rest); })) return true;
+  lose_berth(payload);
+  return false;
+}
+
+// Its memory can't be had.
+void Shard::lose_berth(Payload* payload) {
+  store_->give_back(&payload->berth);
+  stop_lending(EFAULT);
+}
+
+// Goes on with the pieces of which the first `arrived` bytes hold all, while they are in the cache.
+void Shard::check_some(Payload* payload, uint32_t arrived) {
+  const auto pieces = [&] {
+    while (payload->sound && payload->checked < arrived) {
+      const uint32_t at = payload->checked;
+      const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
+      if (at + length > arrived) return;
+      const uint8_t* bytes = payload->data() + at;
+      const uint32_t crc = payload->by_block
+                               ? crc32c_blocks(bytes, length, payload->block_crcs.data() + at / kBlock)
+                               : crc32c(bytes, length);
+      uint32_t& known = payload->crcs[payload->pieces_checked++];
+      if (!payload->has_crcs) known = crc;
+      payload->sound = known == crc;
+      payload->checked = at + length;
     }
-    at += length;
+  };
+  if (payload->berth.bytes == nullptr) return pieces();
+  if (touch(pieces)) return;
+  payload->sound = false;
+  stop_lending(EFAULT);
+}
+
+bool Shard::check_payload(Payload* payload) {
+  check_some(payload, payload->length);
+  if (!payload->sound) {
+    metrics_.crc_failures++;
+    return false;
   }
   payload->has_block_crcs = payload->by_block;
   return true;
@@ -82,8 +120,9 @@ bool Shard::check_payload(Payload* payload) {
 // --- fetching from client memory ------------------------------------------------------------------
 
 void Shard::start_fetch(Payload* payload) {
-  FFS_CHECK((payload->region != nullptr || payload->source != nullptr) && payload->buffer == nullptr);
+  FFS_CHECK((payload->region != nullptr || payload->source != nullptr) && !payload->has_place());
   add_reference(payload);
+  if (payload->source == nullptr && take_berth(payload, *payload->target)) return list_fetch(payload);
   payload->waiter.ready = on_fetch_buffer;
   payload->waiter.owner = payload;
   uint8_t* buffer =
@@ -96,9 +135,13 @@ void Shard::on_fetch_buffer(BufferWaiter* waiter, uint8_t* buffer) {
   Shard* self = payload->target->shard;
   self->set_buffer(payload, buffer);
   if (payload->source != nullptr) return self->read_over_rdma(payload);
+  self->list_fetch(payload);
+}
+
+void Shard::list_fetch(Payload* payload) {
   payload->next_fetch = nullptr;
-  (self->fetch_tail_ != nullptr ? self->fetch_tail_->next_fetch : self->fetch_head_) = payload;
-  self->fetch_tail_ = payload;
+  (fetch_tail_ != nullptr ? fetch_tail_->next_fetch : fetch_head_) = payload;
+  fetch_tail_ = payload;
 }
 
 void Shard::run_fetches() {
@@ -122,17 +165,25 @@ bool Shard::copy_some(Payload* payload, uint32_t* budget) {
     const uint32_t length = piece_length(payload->chunk_offset + at, payload->length - at);
     uint8_t* to = payload->data() + at;
     uint32_t* blocks = payload->by_block ? payload->block_crcs.data() + at / kBlock : nullptr;
-    uint32_t crc;
-    if (from != nullptr) {
-      crc = payload->by_block ? crc32c_copy_blocks(to, from + at, length, blocks)
-                              : crc32c_copy(to, from + at, length);
-    } else {
-      const off_t offset = static_cast<off_t>(payload->region->offset + payload->address + at);
-      if (::pread(payload->region->fd.get(), to, length, offset) != static_cast<ssize_t>(length)) {
-        return false;
+    uint32_t crc = 0;
+    bool got = true;
+    const auto copy = [&] {
+      if (from != nullptr) {
+        crc = payload->by_block ? crc32c_copy_blocks(to, from + at, length, blocks)
+                                : crc32c_copy(to, from + at, length);
+        return;
       }
-      crc = payload->by_block ? crc32c_blocks(to, length, blocks) : crc32c(to, length);
+      const off_t offset = static_cast<off_t>(payload->region->offset + payload->address + at);
+      got = ::pread(payload->region->fd.get(), to, length, offset) == static_cast<ssize_t>(length);
+      if (got) crc = payload->by_block ? crc32c_blocks(to, length, blocks) : crc32c(to, length);
+    };
+    if (payload->berth.bytes == nullptr) {
+      copy();
+    } else if (!touch(copy)) {
+      stop_lending(EFAULT);
+      return false;
     }
+    if (!got) return false;
     if (!payload->has_crcs) payload->crcs[piece] = crc;
     if (payload->crcs[piece] != crc) {
       metrics_.crc_failures++;

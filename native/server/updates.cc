@@ -76,6 +76,7 @@ bool Shard::update_fault(const net::Frame& frame, const wire::Update& update) co
 // A payload record for the frame's data, with the writer's checksums, and no bytes yet.
 Payload* Shard::payload_for(const net::Frame& frame, const wire::Update& update) {
   Payload* payload = take_payload(update.offset, update.length);
+  payload->creates = update.kind == static_cast<uint8_t>(UpdateKind::kCreate);
   payload->has_crcs = !frame.var.empty();
   payload->crc_count = net::piece_count(update.offset, update.length);
   if (payload->has_crcs) std::memcpy(payload->crcs.data(), frame.var.data(), frame.var.size());
@@ -99,6 +100,12 @@ bool Shard::on_update(Session& session, const net::Frame& frame) {
     session.incoming.type = frame.type;
     session.incoming.update = update;
     session.incoming.payload = payload_for(frame, update);
+    // Over RDMA what is inline is copied out of messages by this process.
+    Payload* payload = session.incoming.payload;
+    if (session.connection.channel == nullptr && take_berth(payload, *target)) {
+      if (session.connection.reader.place_payload_guarded(payload->data())) return true;
+      lose_berth(payload);
+    }
     return receive_payload(session, BufferUse::kUpdate);
   }
   if (!has_data(update.kind) || update.length == 0 || (update.flags & wire::kUpdateOffer) != 0) {
@@ -148,6 +155,7 @@ bool Shard::receive_payload(Session& session, BufferUse use) {
 void Shard::on_payload_buffer(BufferWaiter* waiter, uint8_t* buffer) {
   Session& session = *static_cast<Session*>(waiter->owner);
   Payload* payload = session.incoming.payload;
+  session.incoming.moved_us = session.shard->now_us_;
   session.shard->set_buffer(payload, buffer);
   session.connection.reader.place_payload(payload->data());
   session.shard->list_to_read(session);
@@ -243,6 +251,7 @@ void Shard::submit_space_update(Session&, const wire::Update& update, Request* r
     page.after = key;
     page.has_after = key != ChunkKey::of(key.space(), {}) && key_predecessor(&page.after);
     page.limit = kRemovePageChunks;
+    if (allowed == Outcome::ok) evictor_->removing();
     page.space_epoch = update.context.space_epoch;
     page.deadline_ms = deadline_ms;
     event(target, [&](craq::Replica& replica) { replica.on_client_remove_page(page, now_ms_, effects_); });

@@ -33,6 +33,7 @@ struct Peer {
     wire::Read read{};
     wire::Update update{};
     wire::LastChunk last{};
+    wire::RdmaOpen rdma{};
     std::vector<uint8_t> var;
     std::vector<uint8_t> payload;  // inline, or copied out of the region
     int connection = 0;            // number, from 1
@@ -225,6 +226,7 @@ struct Peer {
     r.connection = s.number;
     r.var.assign(frame.var.begin(), frame.var.end());
     if (frame.type == Type::kRead) r.read = frame.as<wire::Read>();
+    if (frame.type == Type::kRdmaOpen) r.rdma = frame.as<wire::RdmaOpen>();
     if (frame.type == Type::kLastChunk) r.last = frame.as<wire::LastChunk>();
     if (frame.type == Type::kUpdate) {
       r.update = frame.as<wire::Update>();
@@ -261,6 +263,7 @@ struct Bench {
   std::vector<Peer*> members;  // of the present routing
   uint64_t epoch = 0;
   uint32_t counter = 0;
+  bool apart = false;  // the peers of routes that are given from now on are on another host
 
   explicit Bench(
       const std::vector<Peer*>& replicas, TransportChoice transport = TransportChoice::kTcp,
@@ -312,7 +315,8 @@ struct Bench {
       targets[i].away = i < away.size() && away[i];
       targets[i].port = replicas[i]->port;
       std::snprintf(targets[i].host, sizeof targets[i].host, "127.0.0.1");
-      std::snprintf(targets[i].host_id, sizeof targets[i].host_id, "%s", client->host_id().c_str());
+      std::snprintf(targets[i].host_id, sizeof targets[i].host_id, "%s",
+                    apart ? "elsewhere" : client->host_id().c_str());
       std::snprintf(targets[i].socket_path, sizeof targets[i].socket_path, "%s", replicas[i]->path.c_str());
     }
     client->set_routing(

@@ -238,6 +238,9 @@ TEST_CASE("use: a chunk begins with the time of its first commit; later uses pus
     return a.last == last && a.previous == previous;
   };
   CHECK(is(2, 1'000, 0));
+  h.store->set_manager_time(created + 64 * 1'499);  // heard between two ticks: it holds for the next chunk
+  REQUIRE(h.write(3, v(1), Version{}, 0, random_bytes(5'000, 1), true) == 0);
+  CHECK(is(3, 1'500, 0));
   h.store->touch(target, key_of(2), 1'000 + kCorrelatedStamps);  // the same use
   CHECK(is(2, 1'000 + kCorrelatedStamps, 0));
   h.store->touch(target, key_of(2), 1'000);  // heard late

@@ -69,7 +69,8 @@ struct FakePair : Pair {
     }
     return static_cast<int>(count);
   }
-  Status arm() override { return ok_status(); }
+  bool arms = true;
+  Status arm() override { return arms ? ok_status() : Status(Error::of(EIO, "it can't be armed")); }
   const char* fault_name(uint32_t) const override { return "a fault of the test"; }
 };
 
@@ -356,6 +357,18 @@ TEST_CASE("a message that gives back more buffers than there are breaks the chan
   Ends others;
   others.pairs[0]->done.push_back({true, 0, 999, 4, 0});
   CHECK(!others.channels[0]->poll().ok());
+}
+
+TEST_CASE("a completion queue that can't be armed breaks the channel: nobody looks at it for ever") {
+  Ends ends;
+  auto armed = ends.channels[0]->arm();
+  REQUIRE(armed.ok());
+  CHECK_FALSE(*armed);
+  ends.channels[0]->disarmed();
+  ends.pairs[0]->arms = false;
+  CHECK_FALSE(ends.channels[0]->arm().ok());
+  CHECK(ends.channels[0]->broken());
+  CHECK(ends.channels[0]->receive(ends.readers[0]).error().code == EPIPE);
 }
 
 TEST_CASE("of a port's addresses a routed one with IPv4 is taken, a link's own last") {

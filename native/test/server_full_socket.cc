@@ -85,3 +85,46 @@ TEST_CASE("a socket that was full goes on each time, and wakes nobody any more o
   }
   CHECK(quiet);
 }
+
+// Replies that nobody takes stand in the pool that all reads share.
+TEST_CASE("clients that don't read hold no buffer for long; one that reads slowly isn't ended") {
+  constexpr uint32_t kBytes = 4 << 20;
+  Cluster::Options options;
+  options.pool_bytes = 1;            // the least: one arena of 16 MiB a use
+  options.failure_timeout_ms = 500;  // nothing for twice as long, and it is over
+  Cluster cluster(options);
+  const Shard& shard = *cluster.node(0).shard;
+  const auto data = pattern(kBytes, 5);
+  const auto begin = [&](uint64_t number, int buffer_bytes) {
+    auto client = std::make_unique<TestClient>(shard, net::Transport::kTcp, kClient + number);
+    const int socket = client->connection().socket.get();
+    REQUIRE(::setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &buffer_bytes, sizeof buffer_bytes) == 0);
+    client->ready();
+    client->base.chain_counter = cluster.version().counter;
+    return client;
+  };
+  auto reader = begin(1, 1 << 20);
+  REQUIRE(reader->write(1, 0, data).code() == 0);
+  auto slow = begin(2, 64 << 10);
+  const uint64_t slow_id = slow->send_read(1, 0, kBytes, true);
+  slow->flush();
+  std::vector<std::unique_ptr<TestClient>> stopped;
+  for (uint64_t number = 3; number <= 6; number++) {
+    stopped.push_back(begin(number, 64 << 10));
+    for (int i = 0; i < 4; i++) stopped.back()->send_read(1, 0, kBytes, true);
+    stopped.back()->flush();
+  }
+  sleep_ms(100);
+  const uint64_t id = reader->send_read(1, 0, kBytes, true);
+  reader->flush();
+  std::thread others([&] { CHECK(reader->take_read(reader->wait(id), 0, 0).payload == data); });
+  for (int i = 0; i < 15; i++) {  // a little at a time, for longer than somebody may take nothing
+    sleep_ms(100);
+    CHECK_FALSE(slow->closed(/*turns=*/1));
+  }
+  others.join();
+  CHECK(slow->take_read(slow->wait(slow_id), 0, 0).payload == data);
+  const auto sessions = [&] { return cluster.node(0).shard->metrics().sessions; };
+  for (int i = 0; i < 500 && sessions() > 2; i++) sleep_ms(10);
+  CHECK(sessions() == 2);
+}

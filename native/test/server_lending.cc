@@ -11,7 +11,7 @@
 
 #include "base/fd.h"
 #include "io/memory_copies.h"
-#include "test/server_harness.h"
+#include "test/server_reader.h"
 
 using namespace ffs;
 using namespace ffs::server;
@@ -20,7 +20,7 @@ using wire::UpdateKind;
 
 namespace {
 
-constexpr uint32_t kChunk = 1 << 20;
+constexpr uint32_t kChunk = ReaderWorld::kChunk;
 constexpr uint64_t kReads = 16;  // more than sockets take
 constexpr uint64_t kDevice = 256u << 20;
 constexpr uint64_t kForEver = UINT64_MAX;
@@ -45,45 +45,18 @@ Cluster::Options in_memory(uint64_t most_lent_us = kMostLentUs) {
   return options;
 }
 
-// A reader that asks for chunks 1 ... kReads and doesn't look at what comes, and somebody who writes.
-struct World {
+struct World : ReaderWorld {
   explicit World(const Cluster::Options& options, net::Transport transport = net::Transport::kTcp)
-      : cluster(options), reader(shard(), transport), writer(shard(), net::Transport::kTcp) {
-    for (TestClient* client : {&reader, &writer}) {
-      client->ready();
-      client->base.chain_counter = cluster.version().counter;
-    }
-    for (uint64_t i = 1; i <= kReads; i++) {
-      content.push_back(pattern(kChunk, static_cast<uint32_t>(i)));
-      REQUIRE(writer.write(i, 0, content.back()).code() == 0);
-    }
-  }
-  const Shard& shard() { return *cluster.node(0).shard; }
-  ShardMetrics metrics() { return cluster.node(0).shard->metrics(); }
-
-  template <typename F>
-  void wait_for(F&& good) {
-    for (int i = 0; i < 2000; i++) {
-      if (good(metrics())) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    REQUIRE_MESSAGE(false, "it doesn't come to that within 20 s");
-  }
+      : ReaderWorld(options, transport, kReads) {}
   void ask_and_not_read() {
     const uint64_t before = metrics().memory_reads;
-    for (uint64_t i = 1; i <= kReads; i++)
-      ids.push_back(reader.send_read(i, 0, kChunk, /*inline_data=*/true));
-    reader.flush();
+    ask();
     wait_for([&](const ShardMetrics& now) { return now.memory_reads == before + kReads; });
     CHECK(metrics().memory_lent_bytes >= kChunk);  // the rest has gone, or waits in sockets
     CHECK(metrics().pool_used_bytes == 0);
   }
   void read_all() {
-    for (uint64_t i = 0; i < kReads; i++) {
-      const Answer answer = reader.take_read(reader.wait(ids[i]), 0, 0);
-      REQUIRE(answer.code() == 0);
-      CHECK(answer.payload == content[i]);
-    }
+    ReaderWorld::read_all();
     wait_for([](const ShardMetrics& now) { return now.memory_lent_bytes == 0; });
   }
   // A new version of half of the chunks, none of the others, and more written than there are free slots that
@@ -101,18 +74,13 @@ struct World {
   }
   // A small overwrite of the last chunk, which goes into the slot once nobody reads that.
   void overwrite_a_little() { REQUIRE(writer.write(kReads, 8192, pattern(4096, 97)).code() == 0); }
-
-  Cluster cluster;
-  TestClient reader, writer;
-  std::vector<std::vector<uint8_t>> content;
-  std::vector<uint64_t> ids;
 };
 
 // Where this process has the device mapped.
 std::pair<void*, size_t> mapping_of(const std::string& device) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
-    if (line.find(device) == std::string::npos || line.find("r--s") == std::string::npos) continue;
+    if (line.find(device) == std::string::npos || line.find("rw-s") == std::string::npos) continue;
     uintptr_t from = 0, to = 0;
     char dash = 0;
     std::istringstream(line) >> std::hex >> from >> dash >> to;

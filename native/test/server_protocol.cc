@@ -376,6 +376,55 @@ TEST_CASE("32 writers with small pools wait and none fails (S7)") {
   CHECK(cluster.node(0).shard->metrics().errors == 0);
 }
 
+TEST_CASE("clients that stop in the middle of a payload hold no buffer for long; a slow one isn't ended") {
+  constexpr uint32_t kBytes = 2 << 20;
+  Cluster::Options options;
+  options.pool_bytes = 1;            // the least: one arena of 16 MiB a use
+  options.failure_timeout_ms = 500;  // nothing for twice as long, and it is over
+  Cluster cluster(options);
+  const Shard& shard = *cluster.node(0).shard;
+  const auto data = pattern(kBytes, 5);
+  std::vector<uint64_t> released;
+  std::vector<std::unique_ptr<TestClient>> stopped;
+  uint64_t last_id = 0;
+  const auto begin = [&](uint64_t number) {
+    auto client = std::make_unique<TestClient>(shard, net::Transport::kTcp, kClient + number);
+    client->ready();
+    client->base.chain_counter = cluster.version().counter;
+    last_id = client->send_update(client->update(UpdateKind::kReplace, number, 0, kBytes), data, true);
+    (void)client->connection().flush(&released, kBytes / 4);
+    return client;
+  };
+  const auto slow = begin(1);
+  const uint64_t slow_id = last_id;
+  for (uint64_t number = 2; number <= 10; number++) stopped.push_back(begin(number));
+  TestClient writer(shard, net::Transport::kTcp, kClient + 20);
+  writer.ready();
+  writer.base.chain_counter = cluster.version().counter;
+  std::vector<uint64_t> ids;  // more than there is room for beside those
+  for (uint64_t i = 0; i < 2; i++) {
+    wire::Update update = writer.update(UpdateKind::kReplace, 30 + i, 0, kBytes);
+    update.context.channel = static_cast<uint32_t>(i + 1);
+    update.context.deadline_ms = 0;
+    ids.push_back(writer.send_update(update, data, true));
+  }
+  for (int i = 0; i < 8; i++) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    (void)slow->connection().flush(&released, 64 << 10);
+  }
+  CHECK(writer.wait(ids[0]).code() == 0);
+  CHECK(writer.wait(ids[1]).code() == 0);
+  // Those that stood in line for a buffer got theirs late, and end late.
+  for (int i = 0; i < 1000 && cluster.node(0).shard->metrics().sessions > 2; i++) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    (void)slow->connection().flush(&released, 4096);
+  }
+  CHECK(cluster.node(0).shard->metrics().sessions == 2);
+  CHECK(slow->wait(slow_id).code() == 0);
+  CHECK(writer.read(1, 0, kBytes).payload == data);
+  CHECK(writer.read(2, 0, kBytes).code() == ENOENT);
+}
+
 // Every node is head of some chains and in the middle and at the end of others: full pools must not
 // wait for each other in a circle.
 TEST_CASE("many writers over chains in all directions with small pools all finish") {

@@ -61,5 +61,6 @@ export TMPDIR=/scratch
 
 cd "$FOLDER" || exit
 stty -F /dev/ttyS1 raw 2>/dev/null
+echo "guest-up $WORD" >/dev/ttyS0
 setsid bash "$here/command$role" </dev/null >/dev/ttyS1 2>&1
 status=$?

@@ -17,7 +17,8 @@ other over eth0 (10.98.0.1 and 10.98.0.2). The file /mnt/guest/kill-peer has the
 killed, as a power cut does it; it goes with the first.
 
 The command's output is this program's. The console is shown where the guest came to no end of its own; then
-the exit status is 125, or 124 where it ran past its seconds.
+the exit status is 125, or 124 where it ran past its seconds. A kernel that stands still while it boots, which
+was seen once under emulation, is booted again: the command has not begun then.
 """
 
 import argparse
@@ -40,11 +41,11 @@ STORE = ROOT / "build/guest"
 GIB = 1 << 30
 DISKS = {"block512": (512, GIB), "block4096": (4096, GIB), "scratch": (4096, 4 * GIB)}
 DISKS |= {"cluster512": (512, GIB), "cluster4096": (4096, GIB)}
-KERNEL = (
-    "console=ttyS0 quiet panic=-1 nokaslr mitigations=off tsc=reliable no_timer_check random.trust_cpu=on"
-)
+KERNEL = "console=ttyS0 panic=-1 nokaslr mitigations=off tsc=reliable no_timer_check random.trust_cpu=on"
 READ_TSC = bytes.fromhex("0f31 48c1e220 4809d0 c3")  # rdtsc; shl rdx, 32; or rax, rdx; ret
 PEER_MEMORY = "1G"
+BOOT_SECONDS = 90  # it takes 8, and 30 where others need the processors
+BOOTS = 3
 SPOKEN = (
     "console1",
     "console2",
@@ -137,22 +138,34 @@ def start(line: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(line, stdin=subprocess.DEVNULL, preexec_fn=with_parent)
 
 
-def boot(run: Path, seconds: float, memory: str, peer: bool) -> bool:
-    """Whether the machine came to an end of its own in time."""
-    machines = [start(machine(run, memory, wired=peer))]
-    if peer:
-        machines.append(start(machine(run, PEER_MEMORY, 2, wired=True)))
+def is_up(run: Path, words: dict[int, str], role: int) -> bool:
+    """Whether this guest has said that its command begins."""
     try:
-        limit = time.monotonic() + seconds
-        while machines[0].poll() is None:
-            if time.monotonic() > limit:
+        return f"guest-up {words[role]}" in (run / f"console{role}").read_text(errors="replace")
+    except FileNotFoundError:
+        return False
+
+
+def boot(run: Path, seconds: float, memory: str, words: dict[int, str], peer: bool) -> bool | None:
+    """Whether the machine came to an end of its own in time. None: a guest didn't get to its command."""
+    machines = {1: start(machine(run, memory, wired=peer))}
+    if peer:
+        machines[2] = start(machine(run, PEER_MEMORY, 2, wired=True))
+    try:
+        begin = time.monotonic()
+        booting = set(machines)
+        while machines[1].poll() is None:
+            booting -= {role for role in booting if is_up(run, words, role)}
+            if booting and time.monotonic() - begin > BOOT_SECONDS:
+                return None
+            if time.monotonic() - begin > seconds:
                 return False
             if peer and (run / "kill-peer").exists():
-                machines[1].kill()
+                machines[2].kill()
             time.sleep(0.05)
         return True
     finally:
-        for each in machines:
+        for each in machines.values():
             each.kill()
             each.wait()
 
@@ -173,9 +186,18 @@ def work(run: Path, args: argparse.Namespace) -> int:
     shutil.copy(ROOT / "tests/guest/inside.sh", run / "inside.sh")
     with open(STORE / "one", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        begin = time.monotonic()
-        ended = boot(run, args.seconds, args.memory, args.peer is not None)
-        took = time.monotonic() - begin
+        for left in reversed(range(BOOTS)):
+            begin = time.monotonic()
+            ended = boot(run, args.seconds, args.memory, words, args.peer is not None)
+            took = time.monotonic() - begin
+            if ended is not None or not left:
+                break
+            stood = max(run.glob("console[12]"), key=lambda path: path.stat().st_mtime)
+            last = "".join(stood.read_text(errors="replace").splitlines(keepends=True)[-5:])
+            print(
+                f"the guest stood still while it booted and is booted again; it said last\n{last}",
+                file=sys.stderr,
+            )
     said = {path.name: path.read_text(errors="replace") for path in run.glob("*[12]") if path.name in SPOKEN}
     status = exit_status(said.get("console1", ""), words[1])
     if args.keep:
@@ -187,6 +209,7 @@ def work(run: Path, args: argparse.Namespace) -> int:
             sys.stderr.write(f"--- {name}\n{text}\n")
     if status is None:
         how = "ended without a status" if ended else "was stopped, still running,"
+        how = f"didn't get to its command {BOOTS} times, the last one" if ended is None else how
         print(f"the guest {how} after {took:.0f} s", file=sys.stderr)
         return 125 if ended else 124
     print(f"guest: exit status {status} after {took:.0f} s", file=sys.stderr)

@@ -6,12 +6,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 # Of the tests of all transports those over rdma: tcp and local have been tested outside. Pools are registered, so small.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 FFS_TEST_TRANSPORTS=rdma FFS_NODE_POOL=$((64 << 20))
 cluster=$here/test_guest_network.py rdma=$here/test_guest_rdma.py peer=$here/test_guest_peer.py
-rest=("$here" "$here/../integration/ring/test_ring_faults.py" "--ignore=$cluster" "--ignore=$peer")
+ring=$here/../integration/ring
+rest=("$here" "$ring/test_ring_faults.py" "$ring/test_ring_device.py" "--ignore=$cluster" "--ignore=$peer")
 
 run() { "$python" -m pytest -p no:cacheprovider --color=no --durations=15 -k 'guest or rdma' "$@"; }
 
 python=$1
 status=0
+modprobe vgem  # whose memory stands for a device's (test_ring_device.py)
 if [ "${2:-}" = short ]; then
   run "${rest[@]}" || status=1
 else

@@ -41,6 +41,14 @@ typedef struct {
 } ffs_copy_piece;
 int ffs_copy_many(const ffs_copy_piece *pieces, size_t count, uint32_t threads);
 
+/* XXH3 with 128 bits and seed 0 of `count` pieces, 16 bytes each into `digests`, in the order that xxhash calls
+ * canonical; not proof against who chooses the bytes. Any thread, no locks. EINVAL: an address is null. */
+typedef struct {
+  uint64_t from, bytes;
+} ffs_hash_piece;
+int ffs_xxh3_many(const ffs_hash_piece *pieces, size_t count, uint8_t *digests);
+const char *ffs_xxh3_backend(void); /* what of the processor it uses */
+
 /* int8 codes of 16-bit floats: [blocks][outer][heads][inner] of them, one range for each head of a block
  * (docs/kv.md, int8 values). `codes` takes as many bytes as there are values, `ranges` blocks x heads pairs
  * (lowest, step) of float. No alignment is needed; nothing may overlap. EINVAL; ERANGE: a value isn't finite,
@@ -52,7 +60,9 @@ typedef struct {
   uint64_t blocks, outer, heads, inner;
 } ffs_int8_shape;
 int ffs_int8_encode(const ffs_int8_shape *shape, const void *values, uint8_t *codes, float *ranges);
-int ffs_int8_decode(const ffs_int8_shape *shape, const uint8_t *codes, const float *ranges, void *values);
+/* Of a whole block: `keys` bytes come first in both, unchanged, then values; in `coded` their codes, and the
+ * ranges behind those. */
+int ffs_int8_decode_block(const ffs_int8_shape *shape, uint64_t keys, const void *coded, void *block);
 const char *ffs_int8_backend(void); /* "avx512", "avx2" or "plain": what this processor gets */
 /* Boot id and network namespace in one string: equal strings can use `local`. */
 int ffs_host_id(char *out, size_t capacity);
@@ -188,6 +198,10 @@ int ffs_device_check(const char *path, const ffs_check_options *options, ffs_che
 
 typedef struct ffs_server ffs_server;
 
+/* Replies with large payloads over TCP go out without a copy: AUTO: to other hosts, as long as the kernel needn't
+ * copy after all (docs/architecture.md, Sending without a copy). */
+enum { FFS_ZERO_COPY_AUTO = 0, FFS_ZERO_COPY_OFF = 1, FFS_ZERO_COPY_ON = 2 };
+
 typedef struct {
   uint32_t struct_size;
   uint32_t log_level;        /* 0 errors .. 3 debug; to stderr */
@@ -213,7 +227,7 @@ typedef struct {
   const char *rdma;          /* devices, "NAME[:PORT[:GID INDEX]]" with commas between them (docs/rdma.md); NULL
                               * or "": all that are there; "off": none */
   uint32_t rdma_traffic_class; /* of what goes out over RDMA, 0 to 255: DSCP << 2 */
-  uint32_t reserved;
+  uint32_t zero_copy_send;     /* one of FFS_ZERO_COPY_* */
 } ffs_server_options;
 
 /* A key that signs capabilities (docs/control_plane.md, Signing keys). */
@@ -310,6 +324,10 @@ typedef struct {
   /* Reads sent out of the memory of a device that lies in memory, without a copy of the server's; of them, those that
      were copied after all, as their reader's socket was full for long. Now: bytes on their way so, copies too. */
   uint64_t memory_reads, memory_read_copies, memory_lent_bytes;
+  /* Sends over TCP without a copy (docs/architecture.md, Sending without a copy); of them, those that the kernel
+     copied after all. */
+  uint64_t zero_copy_sends, zero_copy_copied;
+  uint64_t memory_writes;    /* New chunks whose bytes were received straight into it. */
 } ffs_shard_metrics;
 
 typedef struct {
@@ -448,6 +466,29 @@ int ffs_iov_fd(ffs_iov *iov);
 /* EBUSY while a request of any ring uses it. */
 int ffs_iov_destroy(ffs_iov *iov);
 
+typedef struct {
+  uint32_t struct_size;
+  int32_t fd;                /* a dmabuf (borrowed, duplicated): what a GPU or another device exports */
+  uint64_t offset;           /* of it; any alignment */
+  uint64_t size_bytes;       /* exactly, not rounded */
+} ffs_dmabuf_options;
+
+/* Memory of a device (docs/rdma.md, Memory of a device): requests read into it and write from it over RDMA only, and no
+ * CPU touches it. ffs_iov_data: NULL; ffs_iov_fd: -1. The memory must stay exported, at its place, until
+ * ffs_iov_destroy. It is registered with an adapter at its first use, in the thread of the ring that uses it, which
+ * blocks meanwhile (milliseconds a GiB); what goes wrong then is the result of the request. Any
+ * thread, doesn't block. EBADF; EINVAL: no dmabuf, no bytes, or it ends before offset + size_bytes; EMFILE. */
+int ffs_iov_import_dmabuf(const ffs_dmabuf_options *options, ffs_iov **out);
+
+/* Why a request could do nothing with memory of a device: ffs_cqe.detail is one of these and 256 times the
+ * FFS_TRANSPORT_... by which the target (ffs_cqe.value) is reached. Such a request isn't tried again by itself. */
+enum {
+  FFS_DEVICE_TRANSPORT = 0x10001, /* EOPNOTSUPP: it isn't reached over RDMA */
+  FFS_DEVICE_REGISTER = 0x10002,  /* the adapter doesn't register the memory: the kernel's errno, EOPNOTSUPP: never */
+  FFS_DEVICE_REACH = 0x10003,     /* ENXIO: registered, and the server's adapter was refused: it was freed or moved */
+  FFS_DEVICE_HOLE = 0x10004       /* EOPNOTSUPP: a read with FFS_SQE_ZERO_FILL met a hole: nobody can put zeros there */
+};
+
 enum {
   FFS_OP_READ = 1, FFS_OP_WRITE = 2, FFS_OP_TRUNCATE = 3, FFS_OP_REMOVE = 4, FFS_OP_REPLACE = 5,
   FFS_OP_CREATE = 6, FFS_OP_SPACE_EPOCH = 7, FFS_OP_REMOVE_RANGE = 8, FFS_OP_TOUCH = 9,
@@ -476,7 +517,8 @@ typedef struct {
   uint32_t chain;
   uint32_t capability;
   uint32_t group;            /* k >= 1: this and the next k-1 entries complete as one request;
-                                0 inside a group */
+                                0 inside a group. Reads of one chunk that follow each other in it
+                                are of one version of the chunk, or it fails with EAGAIN */
   uint8_t key[24];
   uint32_t offset;           /* in the chunk */
   uint32_t length;           /* bytes; TRUNCATE: the chunk's new length */
@@ -499,13 +541,14 @@ typedef struct {
   uint64_t userdata;
   int64_t result;            /* bytes moved (a group: their sum up to the first short one),
                                 or -errno of the first failure */
-  uint32_t detail;           /* wire.h Detail */
+  uint32_t detail;           /* wire.h Detail, or FFS_DEVICE_... */
   uint32_t failed;           /* group: entries that failed */
   uint32_t chunk_length;     /* of the last entry's chunk */
   uint32_t chain;            /* of the failure */
   uint64_t value;            /* REMOVE_RANGE: removed; CREATE: length of what was there;
                                 LAST_CHUNK: chunks of the space;
-                                LIST_CHUNKS: 1 if there are more (result: entries) */
+                                LIST_CHUNKS: 1 if there are more (result: entries);
+                                detail FFS_DEVICE_...: the target that was asked */
   uint8_t key[24];           /* LAST_CHUNK */
   uint8_t tag[16];
   uint8_t tag_bytes;
@@ -534,6 +577,7 @@ typedef struct {
      of credits only), reports of the send queue, messages that came, connections that broke. */
   uint64_t rdma_doorbells, rdma_sends, rdma_inline_sends, rdma_credit_sends, rdma_completions, rdma_receives;
   uint64_t rdma_breaks;
+  uint64_t bytes_landed; /* that a server of this host read into memory of the ring's own, copied from there */
 } ffs_ring_stats;
 
 /* A ring works in the calling thread: submit sends, wait receives; one thread at a time is

@@ -269,7 +269,8 @@ Result<size_t> Channel::receive(FrameReader& reader) {
 Result<bool> Channel::arm() {
   if (broken_) return true;
   if (!armed_) {
-    FFS_TRY_STATUS(pair_->arm());
+    // An end, or the owner would look again and again.
+    if (auto asked = pair_->arm(); !asked.ok()) return breaks(asked.error().code, asked.error().what);
     armed_ = true;
     (void)poll();
   }
