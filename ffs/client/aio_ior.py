@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ffs._native.iov import Iov, IovSlice
-from ffs.client.ior import Ior, _distinct, _joined, _raw, _whole_numbers, furthest, part_of
+from ffs.client.ior import Ior, _distinct, _raw, _whole_numbers, furthest, part_of
 from ffs.client.transfer import error_of_completion
 from ffs.errors import Cancelled, FfsError, InvalidArgument, ShutDown
 
@@ -160,17 +160,18 @@ class _Side:
         """Submits what is prepared and takes what is complete; never waits."""
         self._turn_is_here()  # perhaps by the descriptor, before the one that was to come
         try:
-            cqes = _joined(self.ior._wait(0, 0.0))
+            count = self.ior._wait(0, 0.0)
         except FfsError as error:  # of the ring itself: in a child of fork, say
             self._fail(error)
             return
         empty = self.ior._empty
-        self.ior._ready, self.ior._empty = (), []
-        if len(cqes):
-            self._take(cqes["userdata"], cqes["result"], cqes)
+        users, results = self.ior._ring.columns(count)
+        self.ior._kept.have, self.ior._empty = 0, []
+        if count:
+            self._take(users, results, self.ior._ring.completions(count))
         if empty:
             self._take(np.array(empty, dtype=np.uint64), np.zeros(len(empty), dtype=np.int64), None)
-        if (len(cqes) or empty) and self._queue:
+        if (count or empty) and self._queue:
             self._feed()
 
     def _fail(self, error: FfsError) -> None:

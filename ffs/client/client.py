@@ -139,6 +139,10 @@ class Client(FileCalls, QuotaCalls, XattrCalls):
         """A chain's members and their states, as far as this client knows."""
         return self.core.routing.describe_chain(chain)
 
+    def describe_target(self, target: int) -> str:
+        """A target's server and its address, as far as this client knows."""
+        return self.core.routing.describe_target(target)
+
     def renew_capability(self, native_id: int) -> None:
         """Renew a capability now, under the same native id. Blocking; raises if it is refused."""
         self.core.session().renew_capability(native_id)

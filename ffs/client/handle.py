@@ -10,7 +10,6 @@ Thread-safe: reads and writes go on in parallel; only the lengths are under a lo
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from ffs.client.core import Core
 from ffs.client.room import WriterRoom
 from ffs.client.session import Session
+from ffs.client.turns import MOST_TURNS, Turns
 from ffs.errors import (
     BadHandle,
     CapabilityExpired,
@@ -46,9 +46,6 @@ _MEANING: dict[type[FfsError], str] = {
     OutcomeUnknown: "a storage server didn't answer in time; the write may have been carried out",
     DeadlineExceeded: "a storage server didn't answer in time",
 }
-
-_MAX_TURNS = 16
-"""How often one request starts again because the file changed under it."""
 
 
 def _cut_between(before: int, after: int) -> bool:
@@ -84,6 +81,7 @@ class OpenFile:
         self._grant: tuple[bytes, int] = (b"", 0)
         self._native_id = 0
         self._placement: Placement | None = None
+        self._extent: Extent | None = None  # the last
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -194,9 +192,13 @@ class OpenFile:
 
     def extent(self, session: Session) -> Extent:
         """What a transfer of this file names. May block, as `placement`."""
-        from ffs.client.transfer import Extent
+        from ffs.client.transfer import extent_of
 
-        return Extent(self.ino, self.placement, self._capability(session), self.epoch)
+        placement, capability, epoch = self.placement, self._capability(session), self.epoch
+        known = self._extent
+        if known is None or (known.capability, known.epoch) != (capability, epoch) or known.ino != self.ino:
+            known = self._extent = extent_of(self.ino, placement, capability, epoch)
+        return known
 
     def extent_to_write(self, session: Session, end: int) -> Extent:
         """`extent`, for a write up to byte `end`: with room for it, where a quota counts. May block."""
@@ -212,21 +214,21 @@ class OpenFile:
         """
         from ffs.client import transfer
 
-        for turn in range(_MAX_TURNS):
+        turns = Turns(self.path, "read")
+        while True:
             if offset >= self.length:
                 self.look_beyond()
             size = min(len(out), self.length - offset)
             if size <= 0:
                 return 0
             session = self._live()
+            extent = self.extent(session)
             try:
-                transfer.read(session.rings, session, self.extent(session), offset, out[:size])
+                transfer.read(session.rings, session, extent, offset, out[:size])
                 return size
             except FfsError as error:
-                self._mend(error, session)
-                # Being removed takes a moment in which the service still knows the file.
-                time.sleep(min(0.2, 0.005 * 2**turn))
-        raise Overloaded("the file is truncated faster than it can be read", self.path)
+                moved = self._mend(error, session, extent)
+            turns.again(moved)
 
     def write_at(self, offset: int, data: Bytes) -> None:
         """Write all of `data` at `offset`; durable on every replica when it returns. Blocking."""
@@ -246,21 +248,22 @@ class OpenFile:
     def _write_in_turns(self, offset: int, data: Bytes) -> None:
         from ffs.client import transfer
 
-        for _ in range(_MAX_TURNS):
+        turns = Turns(self.path, "written")
+        while True:
             session = self._live()
             extent = self._with_room(session, offset + len(data))
             try:
                 transfer.write(session.rings, session, extent, offset, data)
             except FfsError as error:
                 self.note_failed()
-                self._mend(error, session)
-                continue
+                moved = self._mend(error, session, extent)
             except BaseException:
                 self.note_failed()
                 raise
-            self.note_written(offset + len(data), extent.epoch)
-            return
-        raise Overloaded("the file is truncated faster than it can be written", self.path)
+            else:
+                self.note_written(offset + len(data), extent.epoch)
+                return
+            turns.again(moved)
 
     # --- holes ------------------------------------------------------------------------------
 
@@ -326,17 +329,19 @@ class OpenFile:
         self.report()
 
     def _on_chunks(self, work: Callable[[Session, Extent], R], *, changes: bool = False) -> R:
-        for _ in range(_MAX_TURNS):
+        turns = Turns(self.path, "punched" if changes else "looked at")
+        while True:
             session = self._live()
+            extent = self.extent(session)
             try:
-                return work(session, self.extent(session))
+                return work(session, extent)
             except FfsError as error:
                 self._doubtful |= changes
-                self._mend(error, session)
+                moved = self._mend(error, session, extent)
             except BaseException:
                 self._doubtful |= changes
                 raise
-        raise Overloaded("the file is truncated faster than its chunks can be looked at", self.path)
+            turns.again(moved)
 
     # --- room -------------------------------------------------------------------------------
 
@@ -352,7 +357,7 @@ class OpenFile:
 
     def _with_room(self, session: Session, end: int) -> Extent:
         """What a write up to byte `end` needs, its room being reserved under the same epoch."""
-        for _ in range(_MAX_TURNS):
+        for _ in range(MOST_TURNS):
             extent = self.extent(session)
             if not self._room.lacks(extent.epoch, end):
                 return extent
@@ -411,8 +416,9 @@ class OpenFile:
         self._room.hear(reply.epoch, reply.reserved)
         return reply.offset
 
-    def _mend(self, error: FfsError, session: Session) -> None:
-        """Put right what made a transfer fail, or raise the error with the file's name."""
+    def _mend(self, error: FfsError, session: Session, extent: Extent) -> bool:
+        """Put right what made a transfer fail, or raise the error with the file's name. False: the service
+        knows of nothing that has changed."""
         if self._closed:
             raise self._closed_meanwhile() from error
         if isinstance(error, StaleEpoch):
@@ -423,6 +429,7 @@ class OpenFile:
             session.over = True
         else:
             self._raise_named(error)
+        return not isinstance(error, StaleEpoch) or self.epoch != extent.epoch
 
     def _take_epoch(self, session: Session) -> None:
         """The file was truncated elsewhere, or another writer of it is gone: learn its epoch and length. What
@@ -489,7 +496,7 @@ class OpenFile:
 
     def report(self) -> None:
         """Publish the length of what was written. On return, who opens the file sees it. Blocking."""
-        for _ in range(_MAX_TURNS):
+        for _ in range(MOST_TURNS):
             end = self._unreported_end
             if end == 0 or not self.writing:
                 return

@@ -12,7 +12,6 @@ Data moves between the servers' devices and the Iov; Python sees only numbers.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,23 +20,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ffs._native.entries import NO_END, Requests
+from ffs._native.entries import NO_END, FileRing, Requests
 from ffs._native.iov import Iov, IovSlice
 from ffs._native.ring import (
-    CQE_DTYPE,
     OP_READ,
     OP_WRITE,
     SQE_ZERO_FILL,
     WAIT_NEEDS_CAPABILITY,
     WAIT_NEEDS_ROUTING,
-    Ring,
     RingStats,
 )
-from ffs.client.ior_cut import Ints, cut, cut_inside
+from ffs.client.ior_cut import Cutter, Ints, cut
 from ffs.client.ior_table import Table
 from ffs.client.transfer import error_of_completion
 from ffs.errors import FfsError, InvalidArgument, NotFound, RingFull
-from ffs.layout import MAX_FILE_BYTES, file_chunk_key
+from ffs.layout import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
@@ -46,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "Ior"]
 
 _NO_INTS: Final = np.zeros(0, dtype=np.int64)
-_NO_CQES: Final = np.zeros(0, dtype=CQE_DTYPE)
+_INT64: Final = np.dtype(np.int64)
 
 
 class Completion(NamedTuple):
@@ -96,15 +93,14 @@ class Ior:
         self.entries = entries
         self.depth = depth
         self.inflight = inflight
-        self._ring = Ring(client.native, entries, inflight)
         self._op, self._flags = (OP_READ, SQE_ZERO_FILL) if kind == "read" else (OP_WRITE, 0)
-        self._table = Table(entries)
-        self._numbers = self._table.numbers.raw  # which the ring takes those of its requests from
+        self._table = Table(entries, writes=kind == "write")
+        self._ring = FileRing(client.native, self._table.flights, inflight)
+        self._cutter = Cutter(self._op, self._flags, priority)
+        self._kept = self._ring.kept
+        self._news = self._table.flights.raw
         self._prepared = 0
         self._empty: list[int] = []  # userdata of reads at or beyond the end: done at once
-        self._taken: NDArray[Any] | None = None  # from the ring, and not settled
-        self._ready: tuple[NDArray[Any], ...] = ()  # settled, and not given to the caller
-        self._needs = 0  # of WAIT_NEEDS_...: not seen to
 
     # --- preparing --------------------------------------------------------------------------
 
@@ -156,16 +152,15 @@ class Ior:
         if len(at) == 0:
             return 0
         requests = Requests(at, to, size)
-        self._check(files, at, to, size, requests, len(iov))
         taken = None
         if self.kind == "write":
+            self._check(files, at, to, size, requests, len(iov))
             for number, end in enumerate(furthest(at + size, which, len(files))):
                 files[number].ensure_room(end)
-            if len(files) == 1:
-                taken = self._take_inside(files[0], requests, iov, user, at + size)
-        elif len(files) == 1:
+        if len(files) == 1 and self._may(files[0]):
             taken = self._take_inside(files[0], requests, iov, user)
         if taken is None:
+            self._check(files, at, to, size, requests, len(iov))
             if self.kind == "read":
                 known = np.array([file.size for file in files], dtype=np.int64)
                 size = np.minimum(size, np.maximum((known[which] if len(files) > 1 else known) - at, 0))
@@ -174,52 +169,47 @@ class Ior:
             self.submit()
         return taken
 
+    def _may(self, file: File) -> bool:
+        return file.readable() if self.kind == "read" else file.writable()
+
     def _take_one(self, file: File, offset: int, part: IovSlice, userdata: int) -> bool:
-        """One request inside one chunk, without arrays: a third of their time. False: it isn't that plain, or
-        the ring is full, or it can't be, which prepare_many says; nothing was taken."""
+        """One request inside one chunk, without arrays. False: it isn't that plain, or the ring is full, or
+        it can't be, which prepare_many says; nothing was taken."""
         if type(offset) is not int or type(userdata) is not int:
             return False
-        if not (0 <= offset < MAX_FILE_BYTES and 0 <= userdata < MAX_FILE_BYTES):
+        if not (0 <= offset < MAX_FILE_BYTES and 0 <= userdata < MAX_FILE_BYTES) or not self._may(file):
             return False
-        if not (file.readable() if self.kind == "read" else file.writable()):
-            return False
-        size = part.length
+        size, iov = part.length, part.iov
         if self.kind == "write":
             file.ensure_room(offset + size)
-        else:
-            size = min(size, file.size - offset)
-        placement = file.placement
-        index, inside = divmod(offset, placement.layout.chunk_size)
-        if size < 1 or inside + size > placement.layout.chunk_size:
-            return False
-        number = self._table.next()
-        if number is None:
-            return False
-        self._table.note_one(number, userdata, offset + size, file, part.iov)
+        entries = self._cutter.entries(file)  # before the owner, whose epoch is then no older
+        owner = self._table.owner(file, iov)
+        taken = None
         try:
-            self._ring.prepare_one(
-                self._op,
-                placement.chain_of_index(index),
-                file.capability,
-                file.inode.to_bytes(8, "big") + file_chunk_key(index),
-                inside,
+            taken = self._ring.prepare_one_inside(
+                entries,
+                self._known(file),
+                iov.handle,
+                len(iov),
+                offset,
+                part.offset,
                 size,
-                part,
-                number,
-                flags=self._flags,
-                space_epoch=file.epoch,
-                priority=self.priority,
-                numbers=self._numbers,
+                userdata,
+                owner,
             )
-        except FfsError as error:  # it wasn't taken
-            self._table.forget(number)
-            if isinstance(error, RingFull):
-                return False
-            raise
+        finally:
+            if not taken:
+                self._table.drop(owner)
+        if not taken:
+            return False
         self._prepared += 1
         if self.depth and self._prepared >= self.depth:
             self.submit()
         return True
+
+    def _known(self, file: File) -> int:
+        """Where requests of the file are cut."""
+        return file.size if self.kind == "read" else NO_END
 
     def _check(
         self, files: Sequence[File], at: Ints, to: Ints, size: Ints, requests: Requests, room: int
@@ -234,38 +224,27 @@ class Ior:
                 "bytes; give at least one byte, inside the Iov"
             )
 
-    def _take_inside(
-        self, file: File, requests: Requests, iov: Iov, user: Ints, ends: Ints | None = None
-    ) -> int | None:
-        """Requests of one file that each lie in one chunk: the short way. None: they don't.
-
-        ends: of writes, where they end in the file; None: reads."""
-        known = file.size if ends is None else NO_END
-        sqes = cut_inside(file, requests, self._op, self._flags, iov.handle, known, self.priority)
-        if sqes is None:
-            return None
-        numbers = self._table.offer(requests.count)
-        count = len(numbers)
-        if count < requests.count:
-            sqes, user = sqes[:count], user[:count]
-        sqes["userdata"] = numbers
-        if ends is None:
-            self._table.note_read(numbers, user, file, iov)
-        else:
-            self._table.note(numbers, user, ends[:count], [file], _NO_INTS, iov)
-        taken = self._give(sqes, numbers)
-        if taken < count:
-            self._table.forget(numbers[taken:])
-        self._prepared += taken
-        return taken
-
-    def _give(self, sqes: NDArray[Any], numbers: Ints) -> int:
-        """Entries to the ring, whose numbers the table knows; how many it took."""
+    def _take_inside(self, file: File, requests: Requests, iov: Iov, user: Ints) -> int | None:
+        """Requests of one file that each lie in one chunk: the short way. None: they don't, or can't be."""
+        entries = self._cutter.entries(file)
+        owner = self._table.owner(file, iov)
+        taken = None
         try:
-            return self._ring.prepare(sqes, self._numbers)
-        except FfsError:  # it took none
-            self._table.forget(numbers)
-            raise
+            taken = self._ring.prepare_inside(
+                entries,
+                self._known(file),
+                iov.handle,
+                len(iov),
+                requests,
+                user,
+                owner,
+            )
+        finally:
+            if not taken:
+                self._table.drop(owner)
+        if taken is not None:
+            self._prepared += taken
+        return taken
 
     def _take(
         self, files: list[File], which: Ints, at: Ints, iov: Iov, to: Ints, size: Ints, user: Ints
@@ -288,13 +267,19 @@ class Ior:
         sqes["userdata"][first[real]] = numbers
         if self.priority:
             sqes["priority"] = self.priority
-        self._table.note(numbers, user[real], (at + size)[real], files, which[real], iov)
-        taken_sqes = self._give(sqes, numbers)
+        owners = self._table.owners(files, which[real], iov)
+        self._table.note(numbers, user[real], (at + size)[real], owners)
+        taken_sqes = 0
+        try:
+            taken_sqes = self._ring.prepare_noted(sqes)
+        finally:
+            if taken_sqes < len(sqes):
+                for owner in np.unique(owners).tolist():
+                    self._table.drop(owner)
         taken = int(np.searchsorted(first + counts, taken_sqes, side="right"))
         if len(numbers) < int((counts > 0).sum()):
             taken = min(taken, int(np.flatnonzero(counts > 0)[len(numbers)]))
         real = real[real < taken]
-        self._table.forget(numbers[len(real) :])
         self._empty += [int(u) for u in user[:taken][counts[:taken] == 0]]
         self._prepared += len(real)
         return taken
@@ -312,83 +297,62 @@ class Ior:
         In order of completion; fewer than `least` at the timeout, or when no more are on their way. Failures
         are given, not raised. Blocking, without the GIL; refreshes routing and renews capabilities. If a
         signal raises (Ctrl-C), the next wait returns what had come."""
-        parts = self._wait(least, timeout)
+        count = self._wait(least, timeout)
         out = [Completion(user, 0, None) for user in self._empty]
-        for cqe in itertools.chain.from_iterable(parts):
-            result = int(cqe["result"])
-            error = error_of_completion(cqe, self.client) if result < 0 else None
-            out.append(Completion(int(cqe["userdata"]), result, error))
-        self._ready, self._empty = (), []
+        for place, (user, result) in enumerate(self._ring.rows(count)):
+            error = None
+            if result < 0:
+                error = error_of_completion(self._ring.completions(count)[place], self.client)
+            out.append(Completion(user, result, error))
+        self._kept.have, self._empty = 0, []
         return out
 
     def wait_array(self, least: int = 1, timeout: float | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """As wait, for thousands: (userdata, result), result being bytes moved or -errno."""
-        cqes = _joined(self._wait(least, timeout))
-        users, results = cqes["userdata"], cqes["result"]
+        users, results = self._ring.columns(self._wait(least, timeout))
         if self._empty:
             users = np.concatenate([np.array(self._empty, dtype=np.uint64), users])
             results = np.concatenate([np.zeros(len(self._empty), dtype=np.int64), results])
-        self._ready, self._empty = (), []
+        self._kept.have, self._empty = 0, []
         return users, results
 
-    def _wait(self, least: int, timeout: float | None) -> tuple[NDArray[Any], ...]:
-        """What is complete, besides `_empty`. A signal may raise at the end of any call: what was taken from
-        the ring stays in this object until the caller has it, who empties `_ready` and `_empty` last."""
+    def _wait(self, least: int, timeout: float | None) -> int:
+        """How many are complete, besides `_empty`. A signal may raise at the end of any call: they stay in
+        the ring's memory until the caller has them, who sets `_kept.have` and `_empty` last."""
         until = None if timeout is None else time.monotonic() + timeout
         self._prepared = 0
-        if self._taken is not None:
-            self._settle(self._taken)
-        if self._needs:
+        ring = self._ring
+        if self._news.news_count:
+            self._table.tell()
+        if ring.needs:
             self._see_to_needs()
-        if self._ready:
-            least -= sum(map(len, self._ready))
         least = max(0, least - len(self._empty))
+        before: int = self._kept.have
         while True:
             left = None if until is None else max(0.0, until - time.monotonic())
-            self._taken, self._needs = self._ring.wait(least, left)
-            count = self._settle(self._taken)
-            least = max(0, least - count)
-            idle = count == 0 and not self._needs  # whatever the table says
-            if self._needs:
+            count = ring.settle(least, left)
+            if self._news.news_count:
+                self._table.tell()
+            idle = count == before  # whatever the table says
+            before = count
+            if ring.needs:
+                idle = False
                 self._see_to_needs()
             if (
-                least == 0
+                count >= least
                 or idle
                 or not self._table.busy
                 or (until is not None and time.monotonic() >= until)
             ):
-                return self._ready
-
-    def _settle(self, cqes: NDArray[Any]) -> int:
-        """Puts the caller's userdata in place, tells files how far they were written, and adds to `_ready`;
-        how many. If a signal interrupts it, the next wait does it again."""
-        count = len(cqes)
-        if count == 0:
-            self._taken = None
-            return 0
-        users: Any
-        if count == 1 and self.kind == "read":
-            users = self._table.settle_one(int(cqes["userdata"][0]))
-        else:
-            numbers = cqes["userdata"].astype(np.int64)
-            if self.kind == "write":
-                self._table.note_written(numbers[cqes["result"] >= 0])
-                self._table.note_failed(numbers[cqes["result"] < 0])
-            users = self._table.settle(numbers)
-        ready = (*self._ready, cqes)
-        # All or nothing: without a call from here on, as signal handlers run at the end of calls.
-        cqes["userdata"] = users
-        self._numbers.free_count += count
-        self._ready = ready
-        self._taken = None
-        return count
+                return count
 
     def _see_to_needs(self) -> None:
-        if self._needs & WAIT_NEEDS_CAPABILITY:
+        needs = self._ring.needs
+        if needs & WAIT_NEEDS_CAPABILITY:
             self._renew()
-        if self._needs & WAIT_NEEDS_ROUTING:
+        if needs & WAIT_NEEDS_ROUTING:
             self.client.want_routing()
-        self._needs = 0
+        self._ring.seen_to()
 
     def _renew(self) -> None:
         # A refusal shows in the requests: they end with CapabilityExpired at their deadline.
@@ -419,11 +383,11 @@ class Ior:
     def close(self) -> None:
         """Cancels what is in flight; returns when no server can touch a buffer any more. Idempotent."""
         if self.kind == "write":
+            self._table.tell()
             for file in self._table.files():
                 file.note_failed()  # writes in flight end here, done or not
         self._ring.close()
         self._table.clear()
-        self._taken = None  # of files that are told above, and numbers that are no more
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -440,12 +404,6 @@ class Ior:
         self.close()
 
 
-def _joined(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else _NO_CQES
-
-
 def furthest(ends: Ints, which: Ints, count: int) -> list[int]:
     """Of each of `count` files how far the furthest of its requests reaches. Pure."""
     if count == 1:
@@ -456,6 +414,13 @@ def furthest(ends: Ints, which: Ints, count: int) -> list[int]:
 
 
 def _whole_numbers(values: ArrayLike, what: str) -> Ints:
+    if (
+        type(values) is np.ndarray
+        and values.dtype is _INT64
+        and values.ndim == 1
+        and values.flags.c_contiguous
+    ):
+        return values
     out = np.asarray(values)
     if out.ndim != 1 or (out.dtype.kind not in "iu" and out.size):
         raise InvalidArgument(f"{what}: give a one-dimensional array of whole numbers")

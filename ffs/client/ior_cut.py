@@ -1,51 +1,67 @@
 """Requests of files as ring entries, one a chunk. Pure, no I/O. docs/ring.md, Ior.
 
-Two ways to the same entries: `cut` for anything, `cut_inside` for requests of one file that each lie in one
-chunk, as most small ones do; it costs a few microseconds a call (C: ffs/_native/entries.py). They are tested
-against each other.
+Two ways to the same entries: `cut` for anything, and in C (FileRing.prepare_inside, with what Cutter gives)
+for requests of one file that each lie in one chunk, as most small ones do. Tests compare the two.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ffs._native.entries import NO_END, Requests
+from ffs._native.file_entries import FileEntries
 from ffs._native.ring import SQE_DTYPE
 from ffs.layout import chunk_slices_array, file_chunk_keys
 
 if TYPE_CHECKING:
     from ffs.client.file import File
+    from ffs.layout import Placement
 
 Ints = NDArray[np.int64]
 
 
-def cut_inside(
-    file: File,
-    requests: Requests,
-    op: int,
-    flags: int,
-    iov_handle: int,
-    known: int = NO_END,
-    priority: int = 0,
-) -> NDArray[Any] | None:
-    """One entry a request, or None if a request is empty or crosses a chunk's end. Reads end at `known`."""
-    placement = file.placement
-    return requests.cut_inside(
-        op,
-        flags,
-        inode=file.inode,
-        capability=file.capability,
-        epoch=file.epoch,
-        chunk_size=placement.layout.chunk_size,
-        chains=placement.order,
-        iov=iov_handle,
-        known=known,
-        priority=priority,
-    )
+class Cutter:
+    """Gives what the entries of a file's requests have in common, and remembers it of the last file."""
+
+    def __init__(self, op: int, flags: int, priority: int) -> None:
+        self._op, self._flags, self._priority = op, flags, priority
+        self._last: _Cut | None = None
+
+    def entries(self, file: File) -> FileEntries:
+        """May block, as File.capability and File.placement."""
+        capability, placement, epoch = file.capability, file.placement, file.epoch
+        last = self._last
+        if (
+            last is not None
+            and last.file() is file
+            and last.placement is placement
+            and (last.capability, last.epoch) == (capability, epoch)
+        ):
+            return last.entries
+        entries = FileEntries(
+            self._op,
+            self._flags,
+            inode=file.inode,
+            capability=capability,
+            epoch=epoch,
+            chunk_size=placement.layout.chunk_size,
+            chains=placement.order,
+            priority=self._priority,
+        )
+        self._last = _Cut(weakref.ref(file), placement, capability, epoch, entries)
+        return entries
+
+
+class _Cut(NamedTuple):
+    file: weakref.ref[File]
+    placement: Placement
+    capability: int
+    epoch: int
+    entries: FileEntries
 
 
 def cut(

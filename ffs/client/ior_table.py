@@ -1,18 +1,18 @@
 """What a ring of files remembers of each request in flight. No I/O; one thread at a time.
 
-A request has a number, which is its userdata in native; here stands what the caller is to be told, and what
-must be kept until it is over.
+A request has a number, which is its userdata in native; by it stands what the caller is to be told. Its owner
+is what must be kept until it is over, and what must hear of it: a file in an epoch, and an Iov.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ffs._native.entries import Numbers
+from ffs._native.entries import Flights
 
 if TYPE_CHECKING:
     from ffs._native.iov import Iov
@@ -21,26 +21,36 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 
+class Owner(NamedTuple):
+    """Whose requests are in flight."""
+
+    file: File
+    iov: Iov
+    epoch: int
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return id(self.file), id(self.iov), self.epoch
+
+
 class Table:
     """`entries` requests at most.
 
     What is noted of a number before it is in use does no harm; it is in use from the ring's prepare on, which
-    takes it (numbers.raw) in one step with its request: a signal may raise anywhere."""
+    takes it in one step with its request, and free with the wait that brings its completion (FileRing)."""
 
-    def __init__(self, entries: int) -> None:
-        self.numbers = Numbers(entries)
-        self._free = self.numbers.free
-        self._live = self.numbers.live
+    def __init__(self, entries: int, *, writes: bool) -> None:
+        self.flights = Flights(entries, writes=writes)
+        self._raw = self.flights.raw
         self._entries = entries
-        self._userdata = np.zeros(entries, dtype=np.uint64)
-        self._end = np.zeros(entries, dtype=np.int64)
-        self._epoch = np.zeros(entries, dtype=np.int64)
-        self._file = np.full(entries, None, dtype=object)
-        self._iov = np.full(entries, None, dtype=object)
+        self._writes = writes
+        self._numbers: dict[tuple[int, int, int], int] = {}
+        self._owners: dict[int, Owner] = {}
+        self._vacant = list(range(self.flights.owners))  # owners' numbers
 
     @property
     def free_count(self) -> int:
-        return int(self.numbers.raw.free_count)
+        return int(self._raw.free_count)
 
     @property
     def busy(self) -> bool:
@@ -49,105 +59,108 @@ class Table:
     def offer(self, count: int) -> Ints:
         """At most `count` numbers, in the order in which they will be in use."""
         free = self.free_count
-        return self._free[free - min(count, free) : free][::-1].copy()
+        return self.flights.free[free - min(count, free) : free][::-1].copy()
 
-    def next(self) -> int | None:
-        """The number that will be in use next. None: all are."""
-        free = self.free_count
-        return int(self._free[free - 1]) if free else None
+    # --- owners -----------------------------------------------------------------------------
 
-    def note(
-        self, numbers: Ints, userdata: Ints, ends: Ints, files: list[File], which: Ints, iov: Iov
-    ) -> None:
+    def owner(self, file: File, iov: Iov) -> int:
+        """The number of whom requests of this file and Iov belong to. It is theirs until `tell` finds none in
+        flight, or `drop_idle`."""
+        epoch = file.epoch
+        known = self._numbers.get((id(file), id(iov), epoch))
+        if known is not None:
+            return known
+        return self._take(Owner(file, iov, epoch))
+
+    def owners(self, files: list[File], which: Ints, iov: Iov) -> NDArray[np.uint32]:
+        """The same of many requests, of files[which]; at most as many as are free."""
+        used = np.unique(which)
+        if len(used) > len(self._vacant):
+            self.drop_idle()
+        numbers = np.zeros(len(files), dtype=np.uint32)
+        for i in used.tolist():
+            numbers[i] = self.owner(files[i], iov)
+        return numbers[which]
+
+    def _take(self, owner: Owner) -> int:
+        if not self._vacant:
+            self.drop_idle()
+        number = self._vacant[-1]
+        key = owner.key
+        self._owners[number] = owner
+        self._numbers[key] = number
+        self._vacant.pop()
+        return number
+
+    def drop(self, number: int) -> None:
+        """Lets go of what this owner keeps, unless it has requests in flight, or news for its file."""
+        owner = self._owners.get(number)
+        if owner is None or self._raw.flying[number] or self._raw.listed[number]:
+            return
+        self._forget(number, owner)
+
+    def _forget(self, number: int, owner: Owner) -> None:
+        self._numbers.pop(owner.key, None)
+        # No call in between, as signal handlers run at the end of calls.
+        del self._owners[number]
+        self._vacant.append(number)
+
+    def drop_idle(self) -> None:
+        """As `drop`, of all: there may be some whose prepare was interrupted."""
+        raw = self._raw
+        kept = {n: owner for n, owner in self._owners.items() if raw.flying[n] or raw.listed[n]}
+        numbers = {owner.key: n for n, owner in kept.items()}
+        vacant = [n for n in range(self.flights.owners) if n not in kept]
+        self._owners, self._numbers, self._vacant = kept, numbers, vacant
+
+    def tell(self) -> None:
+        """Tells files what became of their writes, and lets go of what has nothing in flight any more. If a
+        signal interrupts it, the next time does it again."""
+        raw = self._raw
+        for number in self.flights.news:
+            owner = self._owners.get(number)
+            if owner is None:  # let go of before an interruption
+                continue
+            if self._writes:
+                if raw.failed[number]:
+                    owner.file.note_failed()
+                if raw.reached[number] >= 0:
+                    owner.file.note_written(raw.reached[number], owner.epoch)
+            if not raw.flying[number]:
+                self._forget(number, owner)
+        self.flights.told()
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def note(self, numbers: Ints, userdata: Ints, ends: Ints, owners: NDArray[np.uint32]) -> None:
         """What the requests are that will have these numbers."""
-        self._userdata[numbers] = userdata
-        self._end[numbers] = ends
-        if len(files) == 1:
-            self._file[numbers] = _boxed(files[0])
-            self._epoch[numbers] = files[0].epoch
-        else:
-            self._file[numbers] = _boxed(*files)[which]
-            self._epoch[numbers] = np.array([file.epoch for file in files], dtype=np.int64)[which]
-        self._iov[numbers] = _boxed(iov)
-
-    def note_read(self, numbers: Ints, userdata: Ints, file: File, iov: Iov) -> None:
-        """As `note`, of reads of one file: their ends and epochs are never asked for."""
-        self._userdata[numbers] = userdata
-        self._file[numbers] = _boxed(file)
-        self._iov[numbers] = _boxed(iov)
-
-    def note_one(self, number: int, userdata: int, end: int, file: File, iov: Iov) -> None:
-        """As `note`, of one request."""
-        self._userdata[number] = userdata
-        self._end[number] = end
-        self._file[number] = file
-        self._epoch[number] = file.epoch
-        self._iov[number] = iov
-
-    def forget(self, numbers: Ints | int) -> None:
-        """They are not in use after all: the ring didn't take their requests."""
-        self._file[numbers] = None
-        self._iov[numbers] = None
-
-    def settle_one(self, number: int) -> int:
-        """It is over: its userdata. As `settle`."""
-        self._file[number] = None
-        self._iov[number] = None
-        self._live[number] = False
-        self._free[self.free_count] = number
-        return int(self._userdata[number])
-
-    def settle(self, numbers: Ints) -> NDArray[Any]:
-        """They are over: their userdata. They are vacant once the caller has raised numbers.raw.free_count by
-        their number; until then this may be done again, if a signal interrupted it."""
-        self._file[numbers] = None
-        self._iov[numbers] = None
-        self._live[numbers] = False
-        self._free[self.free_count : self.free_count + len(numbers)] = numbers
-        return self._userdata[numbers]
-
-    def note_written(self, numbers: Ints) -> None:
-        """Tells the files of these writes how far they were written. Before `settle`."""
-        for file in distinct(self._file[numbers]):
-            own = numbers[self._file[numbers] == file]
-            epochs = self._epoch[own]
-            for epoch in np.unique(epochs):
-                file.note_written(int(self._end[own[epochs == epoch]].max()), int(epoch))
-
-    def note_failed(self, numbers: Ints) -> None:
-        """Tells the files of these writes that they may have been written or not. Before `settle`."""
-        for file in distinct(self._file[numbers]):
-            file.note_failed()
+        flights = self.flights
+        flights.userdata[numbers] = userdata
+        flights.end[numbers] = ends
+        flights.owner[numbers] = owners
 
     def files(self) -> Iterator[File]:
         """The files with requests in flight, each once."""
-        return distinct(self._file[self._live])
+        live = np.unique(self.flights.owner[self.flights.live != 0])
+        return iter(
+            {id(owner.file): owner.file for owner in map(self._owners.__getitem__, live.tolist())}.values()
+        )
 
     def find(self, userdata: int) -> list[int]:
         """The numbers of the requests in flight with this userdata."""
-        found = np.flatnonzero(self._live & (self._userdata == np.uint64(userdata)))
+        flights = self.flights
+        found = np.flatnonzero((flights.live != 0) & (flights.userdata == np.uint64(userdata)))
         return [int(number) for number in found]
 
     def find_range(self, first: int, stop: int) -> list[int]:
         """The numbers of the requests in flight whose userdata is in [first, stop)."""
-        inside = (self._userdata >= np.uint64(first)) & (self._userdata < np.uint64(stop))
-        return [int(number) for number in np.flatnonzero(self._live & inside)]
+        flights = self.flights
+        inside = (flights.userdata >= np.uint64(first)) & (flights.userdata < np.uint64(stop))
+        return [int(number) for number in np.flatnonzero((flights.live != 0) & inside)]
 
     def clear(self) -> None:
-        """Lets go of files and Iovs."""
-        self._live[:] = False
-        self._file[:] = None
-        self._iov[:] = None
-
-
-def distinct(files: NDArray[Any]) -> Iterator[File]:
-    """None is of a request that is settled, after an interruption."""
-    return iter({id(file): file for file in files if file is not None}.values())
-
-
-def _boxed(*things: object) -> NDArray[Any]:
-    """As they are: numpy would take an Iov, which is a sequence, apart."""
-    box = np.empty(len(things), dtype=object)
-    for i, thing in enumerate(things):
-        box[i] = thing
-    return box
+        """Lets go of files and Iovs; nothing is in flight any more."""
+        self.flights.live[:] = 0
+        self.flights.flying[:] = 0
+        self.flights.told()
+        self.drop_idle()

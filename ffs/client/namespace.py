@@ -190,9 +190,14 @@ class Namespace(Lookups):
         request = meta.Rename(source=wire_path(source), target=wire_path(target), flags=flags)
         self.core.change(request, OkReply)
 
-    def link(self, source: PathLike, target: PathLike, *, follow_symlinks: bool = False) -> None:
-        """As os.link: a further name for a file."""
-        request = meta.Link(source=wire_path(source), target=wire_path(target), follow=follow_symlinks)
+    def link(
+        self, source: PathLike, target: PathLike, *, follow_symlinks: bool = False, replace: bool = False
+    ) -> None:
+        """As os.link: a further name for a file. `replace`: a file that has it loses it, in the same
+        transaction."""
+        request = meta.Link(
+            source=wire_path(source), target=wire_path(target), follow=follow_symlinks, replace=replace
+        )
         self.core.change(request, meta.StatReply)
 
     def symlink(self, source: str | os.PathLike[str], target: PathLike) -> None:

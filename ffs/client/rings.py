@@ -98,12 +98,7 @@ class RingPool:
     @contextmanager
     def take(self, size: int) -> Iterator[StagedRing]:
         """A ring of one's own, with staging memory that suits a transfer of `size` bytes."""
-        try:
-            staged = self._idle.pop()
-        except IndexError:
-            if self._closed:
-                raise Fenced("the client session is over") from None
-            staged = StagedRing(self._native)
+        staged = self.lend()
         try:
             staged.reserve(size)
             yield staged
@@ -111,6 +106,18 @@ class RingPool:
             # Requests may be in flight still: whoever takes a ring must find it quiet.
             staged.close()
             raise
+        self.give_back(staged)
+
+    def lend(self) -> StagedRing:
+        """A ring of one's own: to be given back when it is quiet, or closed."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            if self._closed:
+                raise Fenced("the client session is over") from None
+            return StagedRing(self._native)
+
+    def give_back(self, staged: StagedRing) -> None:
         if self._closed or len(self._idle) >= _MAX_IDLE:
             staged.close()
         else:

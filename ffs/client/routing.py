@@ -103,6 +103,14 @@ class Routing:
         version = f"version {chain.term}.{chain.counter}"
         return f"chain {number} ({version}; {'; '.join(members)})"
 
+    def describe_target(self, number: int) -> str:
+        """Where a target is, as far as is known here: for error messages."""
+        reply = self._reply
+        place = None if reply is None else next((t for t in reply.targets if t.target == number), None)
+        if place is None:
+            return f"the server of target {number}"
+        return f"the server at {place.host}:{place.port} (target {number}, node id {place.node})"
+
     def placement(self, layout: Layout) -> Placement:
         """The placement of a layout; refreshes once if its table version isn't known. Blocking then."""
         table = self._table(layout)

@@ -188,6 +188,10 @@ class Session:
         """A chain's members and their states, as far as is known here."""
         return self._routing.describe_chain(chain)
 
+    def describe_target(self, target: int) -> str:
+        """A target's server and its address, as far as is known here."""
+        return self._routing.describe_target(target)
+
     def refresh_routing(self) -> bool:
         """Fetch newer routing, in one attempt. False if there is none, or no metadata service answers:
         data goes on with what is known."""

@@ -60,6 +60,32 @@ def test_files_and_rings(over: Client, home: str) -> None:
             assert stats.rdma_breaks == 0
 
 
+def test_reads_of_any_place_and_length(over: Client, address: str, home: str) -> None:
+    """Of large chunks a read of almost a MiB, a client's first, found no room in its ring's memory and went
+    on looking without end."""
+    data = np.random.default_rng(6).integers(0, 256, 9 * MIB, np.uint8).tobytes()
+    with over.open(f"{home}/f", "wb", chunk_size=4 * MIB) as file:
+        file.write(data)
+    transport = over.core.options.transport
+    for offset, length in [
+        (4 * MIB - MIB // 2, MIB),  # first, over the border of two chunks
+        (100, MIB - 100),
+        (1, MIB),
+        (0, 10),
+        (4095, 2),
+        (4 * MIB - 3, 7),
+        (4 * MIB - 5, MIB - 4096),
+        (8, 4 * MIB - 8),
+        (9 * MIB - 1, 5),
+    ]:
+        with (
+            ffs.connect(address, transport=transport, hedge_percent=0) as fresh,
+            fresh.open(f"{home}/f", "rb", 0) as file,
+        ):
+            for _ in range(2):  # into memory that was lent, the second time
+                assert file.pread(length, offset) == data[offset : offset + length]
+
+
 def test_a_server_is_killed_in_the_middle(over: Client, cluster: Supervisor, home: str) -> None:
     data = os.urandom(8 * MIB)
     with over.open(f"{home}/f", "wb") as file:

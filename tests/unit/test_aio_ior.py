@@ -12,8 +12,9 @@ import pytest
 from test_ior import CHUNK, PlainClient, PlainFile
 
 from ffs import errors
+from ffs._native.entries import FileRing
 from ffs._native.iov import Iov
-from ffs._native.ring import OP_READ, OP_WRITE, NativeClient, Ring
+from ffs._native.ring import OP_READ, OP_WRITE, NativeClient
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute
 from ffs.client.aio_ior import AsyncIor
 
@@ -109,13 +110,14 @@ def test_the_priority_is_that_of_both_its_rings(
             await work(AsyncIor(client, 16, priority=7), iov)  # type: ignore[arg-type]
 
     seen: list[tuple[int, int]] = []
-    prepare = Ring.prepare
+    prepare = FileRing.prepare_inside
 
-    def see(ring: Ring, sqes: Any, numbers: Any) -> int:
-        seen.extend(zip(sqes["op"].tolist(), sqes["priority"].tolist(), strict=True))
-        return prepare(ring, sqes, numbers)
+    def see(ring: FileRing, *requests: Any) -> int | None:
+        taken = prepare(ring, *requests)
+        seen.append((ring.entries_raw[0].op, ring.entries_raw[0].priority))
+        return taken
 
-    monkeypatch.setattr(Ring, "prepare", see)
+    monkeypatch.setattr(FileRing, "prepare_inside", see)
     run(main())
     assert sorted(seen) == sorted([(OP_READ, 7), (OP_WRITE, 7)])
 

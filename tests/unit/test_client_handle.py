@@ -10,8 +10,11 @@ import pytest
 
 from ffs import errors
 from ffs.client.handle import OpenFile
+from ffs.layout import Layout, Placement
 from ffs.proto import meta
 from ffs.proto.records import FILE
+
+PLACEMENT = Placement(Layout(table=1, table_version=1, chunk_size=4096, stripe=0, seed=5), [4])
 
 
 def _attributes(epoch: int) -> meta.Attributes:
@@ -118,7 +121,7 @@ class Full(Session):
 def test_an_error_at_the_end_of_a_with_block_keeps_the_users_own() -> None:
     """As with open(): and the error is told once, with the file's name."""
     file = opened(Full(4))
-    file._placement = object()  # type: ignore[assignment]
+    file._placement = PLACEMENT
     file._room.begin(4, 0)
     mine = KeyError("mine")
 
@@ -142,7 +145,8 @@ def test_a_close_while_another_thread_writes(closes: bool, monkeypatch: pytest.M
     """What that leaves is looked for at the service; the writer is told what happened."""
     session = Session(4)
     file = opened(session)
-    file._placement = session.rings = object()  # type: ignore[assignment, attr-defined]
+    file._placement = PLACEMENT
+    session.rings = object()  # type: ignore[attr-defined]
 
     def write(*_: Any) -> None:
         if closes:
@@ -161,3 +165,56 @@ def test_a_close_while_another_thread_writes(closes: bool, monkeypatch: pytest.M
     with pytest.raises(ValueError, match="closed file"):
         file.write_at(0, np.zeros(5, np.uint8))
     assert len(session.asked) == 1
+
+
+@pytest.mark.parametrize("doing", ["written", "read", "looked at"])
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_file_that_its_chunks_servers_turn_away_again_and_again(
+    doing: str, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Truncated all the time, or held for removed there while the service knows it as ever: not the same."""
+    session = Session(4)
+    file = opened(session)
+    file._placement = PLACEMENT
+    session.rings = object()  # type: ignore[attr-defined]
+    file.length = 9
+    monkeypatch.setattr(session, "ask", lambda *_: meta.StatReply(attributes=_longer(session.epoch)))
+    pauses: list[float] = []
+    monkeypatch.setattr("ffs.client.turns.time.sleep", pauses.append)
+    tries = 0
+
+    def turned_away(*_: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if moves:
+            session.epoch += 2
+        raise errors.StaleEpoch("the space's epoch is higher")
+
+    monkeypatch.setattr("ffs.client.transfer.write", turned_away)
+    monkeypatch.setattr("ffs.client.transfer.read", turned_away)
+
+    def work() -> None:
+        if doing == "written":
+            file.write_at(0, np.zeros(5, np.uint8))
+        elif doing == "read":
+            file.read_at(0, np.zeros(5, np.uint8))
+        else:
+            file._on_chunks(turned_away)
+
+    if moves:
+        with pytest.raises(errors.Overloaded, match=f"truncated faster than it can be {doing}: '/f'"):
+            work()
+        assert not pauses
+    else:
+        with pytest.raises(
+            errors.StaleEpoch, match=f"can't be {doing}: the servers of its chunks hold its id"
+        ):
+            work()
+        assert 1 < sum(pauses) < 3
+    assert tries == 16
+
+
+def _longer(epoch: int) -> meta.Attributes:
+    attributes = _attributes(epoch)
+    attributes.length = 9
+    return attributes

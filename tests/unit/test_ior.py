@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,13 @@ import numpy as np
 import pytest
 
 from ffs import errors
-from ffs._native.entries import Requests
+from ffs._native.entries import FileRing
 from ffs._native.iov import Iov
 from ffs._native.lib import ffi
 from ffs._native.ring import OP_READ, OP_WRITE, SQE_DTYPE, SQE_ZERO_FILL, NativeClient
 from ffs._native.routes import SERVING, ChainRoute, TargetRoute, c_chains, c_targets
 from ffs.client.ior import Ior
-from ffs.client.ior_cut import cut, cut_inside
+from ffs.client.ior_cut import cut
 from ffs.client.layers import FileText
 from ffs.layout import Layout, Placement, chunk_slices, file_chunk_key
 
@@ -198,7 +199,7 @@ def test_writes_ask_for_the_room_that_they_need_and_no_more(
         with pytest.raises(errors.QuotaExceeded):
             ior.prepare_many(file, [0, 11 * CHUNK], iov, [0, 0], [9, 9])
         assert len(list(ior._table.files())) == 2
-        assert int(ior._table._live.sum()) == 5
+        assert int(ior._table.flights.live.sum()) == 5
     with ring(client) as ior:
         ior.prepare_many(file, [50 * CHUNK], iov, [0], [9])
     assert len(file.asked) == 2
@@ -304,7 +305,30 @@ def test_requests_are_cut_as_the_scalar_layout_says(client: PlainClient, file: P
     assert row == len(sqes)
 
 
-def test_the_short_way_of_cutting_equals_the_long_one(file: PlainFile, iov: Iov) -> None:
+def entries_of(ior: Ior, count: int) -> Any:
+    """The last `count` entries that were made in C."""
+    memory = ffi.buffer(ior._ring.entries_raw)
+    return np.frombuffer(bytearray(memory[: count * SQE_DTYPE.itemsize]), dtype=SQE_DTYPE)
+
+
+@pytest.fixture
+def no_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileRing, "prepare_noted", lambda *_: pytest.fail("it took the long way"))
+
+
+@pytest.fixture
+def long_way(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What goes the long way."""
+    seen: list[Any] = []
+    prepare = FileRing.prepare_noted
+    monkeypatch.setattr(
+        FileRing, "prepare_noted", lambda ring, sqes: seen.append(sqes.copy()) or prepare(ring, sqes)
+    )
+    return seen
+
+
+@pytest.mark.usefixtures("no_long_way")
+def test_the_short_way_of_cutting_equals_the_long_one(client: PlainClient, file: PlainFile, iov: Iov) -> None:
     rng = np.random.default_rng(99)
     n = 500
     at = rng.integers(0, 60 * CHUNK, n)
@@ -312,43 +336,95 @@ def test_the_short_way_of_cutting_equals_the_long_one(file: PlainFile, iov: Iov)
     to = rng.integers(0, 4 * CHUNK, n)
     none = np.zeros(n, dtype=np.int64)
     long, _, _ = cut([file], none, OP_READ, SQE_ZERO_FILL, at, iov.handle, to, size)
-    requests = Requests(at, to, size)
-    short = cut_inside(file, requests, OP_READ, SQE_ZERO_FILL, iov.handle)
-    assert short is not None
-    short["userdata"] = 0
-    assert short.tobytes() == long.tobytes()
-    known = int(at[np.argmin(at + size)]) + 1
-    assert cut_inside(file, requests, OP_READ, SQE_ZERO_FILL, iov.handle, known) is None  # others lie beyond
-    at[:], size[:] = known - 1, 10
-    cut_off = cut_inside(file, requests, OP_READ, SQE_ZERO_FILL, iov.handle, known, priority=3)
-    assert cut_off is not None
-    assert set(cut_off["length"]) == {1}
-    assert set(cut_off["priority"]) == {3}
-    at[7], size[7] = CHUNK - 1, 2
-    assert cut_inside(file, requests, OP_READ, 0, iov.handle) is None
-    size[7] = 0
-    assert cut_inside(file, requests, OP_READ, 0, iov.handle) is None
+    with ring(client, 512) as ior:
+        assert ior.prepare_many(file, at, iov, to, size) == n
+        short = entries_of(ior, n)
+        assert short["userdata"].tolist() == list(range(n))
+        short["userdata"] = 0
+        assert short.tobytes() == long.tobytes()
+    file.size = int(at[0]) + 1
+    with ring(client, 512, priority=3) as ior:
+        assert ior.prepare_many(file, [at[0]] * n, iov, to, [10] * n) == n
+        cut_off = entries_of(ior, n)
+        assert set(cut_off["length"]) == {1}
+        assert set(cut_off["priority"]) == {3}
 
 
+@pytest.mark.parametrize("odd", [(CHUNK - 1, 2), (98 * CHUNK, CHUNK + 1), (200 * CHUNK, 1)])
+def test_what_is_not_that_plain_goes_the_long_way(
+    client: PlainClient, file: PlainFile, iov: Iov, long_way: list[Any], odd: tuple[int, int]
+) -> None:
+    """Over a chunk's end, more than a chunk, beyond the file's end."""
+    with ring(client) as ior:
+        assert ior.prepare_many(file, [0, odd[0], 8], iov, [0, 0, 0], [1, odd[1], 1], [5, 6, 7]) == 3
+        assert len(long_way) == 1
+        assert sorted(done.userdata for done in ior.wait(3)) == [5, 6, 7]
+
+
+def test_files_and_iovs_are_kept_while_requests_are_in_flight_and_no_longer(client: PlainClient) -> None:
+    def refs(*, long: bool) -> list[weakref.ref[Any]]:
+        file, iov = PlainFile(client.native.add_capability(bytes(88))), Iov(CHUNK)
+        ior.prepare_many([file], [CHUNK - 1 if long else 0], iov, [0], [2])
+        return [weakref.ref(file), weakref.ref(iov)]
+
+    for kind in ("read", "write"):
+        with ring(client, kind=kind) as ior:
+            for long in (False, True):
+                kept = refs(long=long)
+                ior.submit()
+                assert None not in [ref() for ref in kept]
+                ior.cancel(0)
+                assert len(ior.wait(1)) == 1
+                assert [ref() for ref in kept] == [None, None]
+                # Nor by requests that the ring had no room for.
+                with Iov(CHUNK) as iov:
+                    file = PlainFile(client.native.add_capability(bytes(88)))
+                    assert ior.prepare_many(file, [0] * 16, iov, [0] * 16, [1] * 16) == 16
+                    with pytest.raises(errors.RingFull):
+                        ior.prepare(PlainFile(file.capability), 0, iov[0:1])
+                    kept = refs(long=long)
+                    assert [ref() for ref in kept] == [None, None]
+                    ior.cancel_range(0, 16)
+                    assert len(ior.wait(16)) == 16
+
+
+def test_more_files_than_entries_take_their_turns(client: PlainClient, iov: Iov) -> None:
+    """Each is an owner of requests, of which a ring has a bounded number."""
+    files = [PlainFile(client.native.add_capability(bytes(88)), inode=i) for i in range(100)]
+    with ring(client, 4, kind="write") as ior:
+        begun = 0
+        while begun < len(files):
+            rest = len(files) - begun
+            taken = ior.prepare_many(
+                files[begun:], [0] * rest, iov, [0] * rest, [1] * rest, range(begun, 100)
+            )
+            assert taken == 4
+            begun += taken
+            ior.cancel_range(0, 100)
+            assert len(ior.wait(4)) == 4
+            for file in files[:begun]:
+                assert file.failures == 1
+                ior.prepare(file, 0, iov[0:1], 7)
+                ior.cancel(7)
+                ior.wait(1)
+                file.failures = 1
+    assert {file.failures for file in files} == {1}
+
+
+@pytest.mark.usefixtures("no_long_way")
 @pytest.mark.parametrize("kind", ["read", "write"])
 def test_a_single_request_is_what_an_array_of_one_is(
-    client: PlainClient, file: PlainFile, iov: Iov, kind: str, monkeypatch: pytest.MonkeyPatch
+    client: PlainClient, file: PlainFile, iov: Iov, kind: str
 ) -> None:
     end = file.size = 100 * CHUNK - 50
     places = [(0, 0, 1), (CHUNK - 9, 70, 9), (7 * CHUNK + 3, 5, CHUNK - 3), (end - 4, 9, 4), (end - 4, 9, 50)]
     with ring(client, kind=kind, priority=3) as single, ring(client, kind=kind, priority=3) as arrays:
-        seen: list[Any] = []
-        prepare = arrays._ring.prepare
-        monkeypatch.setattr(
-            arrays._ring, "prepare", lambda sqes, numbers: seen.append(sqes.copy()) or prepare(sqes, numbers)
-        )
-        monkeypatch.setattr(single._ring, "prepare", lambda *_: pytest.fail("it took the long way"))
         for number, (offset, place, size) in enumerate(places):
             single.prepare(file, offset, iov[place : place + size], 40 + number)
             assert arrays.prepare_many(file, [offset], iov, [place], [size], [40 + number]) == 1
-            one = np.frombuffer(ffi.buffer(single._ring._one), dtype=SQE_DTYPE)
+            one, many = entries_of(single, 1), entries_of(arrays, 1)
             for name in SQE_DTYPE.names or ():
-                assert one[name].tolist() == seen[-1][name].tolist(), (offset, name)
+                assert one[name].tolist() == many[name].tolist(), (offset, name)
         assert [single._table.find(40 + number) for number in range(len(places))] == [
             arrays._table.find(40 + number) for number in range(len(places))
         ]
@@ -424,22 +500,14 @@ def test_depth_submits_by_itself(client: PlainClient, file: PlainFile, iov: Iov)
 
 
 def test_a_rings_priority_is_that_of_its_requests(
-    client: PlainClient, file: PlainFile, iov: Iov, monkeypatch: pytest.MonkeyPatch
+    client: PlainClient, file: PlainFile, iov: Iov, long_way: list[Any]
 ) -> None:
     for given in (0, 7, 255):
         with ring(client, priority=given) as ior:
-            seen: list[int] = []
-            prepare = ior._ring.prepare
-            monkeypatch.setattr(
-                ior._ring,
-                "prepare",
-                lambda sqes, numbers, seen=seen, prepare=prepare: (
-                    seen.extend(sqes["priority"]) or prepare(sqes, numbers)
-                ),
-            )
             ior.prepare_many(file, [0], iov, [0], [10])  # in one chunk, and over three
+            assert entries_of(ior, 1)["priority"].tolist() == [given]
             ior.prepare(file, CHUNK - 5, iov[0 : CHUNK + 10])
-            assert seen == [given] * 4
+            assert long_way[-1]["priority"].tolist() == [given] * 3
 
 
 def test_one_thread_at_a_time(client: PlainClient, file: PlainFile, iov: Iov) -> None:
