@@ -7,9 +7,9 @@ idempotent. An absent chunk is a result, never an error. docs/control_plane.md, 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from errno import ENOENT
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from ffs._native.ring import (
     LIST_ALL_SPACES,
@@ -22,7 +22,7 @@ from ffs._native.ring import (
     OP_TRUNCATE,
     error_of_cqe,
 )
-from ffs.errors import StaleEpoch
+from ffs.errors import DeadlineExceeded, StaleEpoch
 from ffs.proto.chain_calls import (
     LastChunk,
     LastChunkReply,
@@ -53,7 +53,7 @@ class Listing(NamedTuple):
 
 LISTING_BYTES: Final = LIST_MAX_ENTRIES * LIST_ENTRY_DTYPE.itemsize
 
-Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk | ListChunks
+Request = RaiseSpaceEpoch | RemovePage | TruncateChunk | LastChunk | ListChunks  # of one chain
 Steps = Generator[Operation, Any, Message]
 
 
@@ -118,6 +118,17 @@ def _remove_page(request: RemovePage) -> Steps:
     if _failed(cqe):
         raise error_of_cqe(cqe)
     return RemovePageReply(removed=int(cqe["value"]), more=bool(cqe["chunk_length"]))
+
+
+def removal_of(chain: int, space: int, epoch: int, in_time: Callable[[], bool]) -> Steps:
+    """One pair of a RemoveSpaces; at least a page of it. Others are answered with it, so one that has more
+    than there is time for ends with DeadlineExceeded."""
+    yield from _raise_epoch(RaiseSpaceEpoch(chain=chain, space=space, epoch=epoch))
+    page = RemovePage(chain=chain, space=space, epoch=epoch, start=bytes(16))
+    while cast(RemovePageReply, (yield from _remove_page(page))).more:
+        if not in_time():
+            raise DeadlineExceeded(f"space {space} has more on chain {chain} than one request removes")
+    return OkReply()
 
 
 def _list_chunks(request: ListChunks) -> Steps:

@@ -21,6 +21,7 @@ from ffs._native.iov import Iov
 from ffs._native.ring import OP_LIST_CHUNKS, WAIT_NEEDS_CAPABILITY, NativeClient, Ring
 from ffs._native.routes import ChainRoute, TargetRoute
 from ffs.errors import FfsError, ShutDown
+from ffs.proto.chain_calls import RemoveSpaces, RemoveSpacesReply
 from ffs.proto.cluster import collector_client
 from ffs.proto.common import (
     CAPABILITY_CLUSTER,
@@ -29,9 +30,11 @@ from ffs.proto.common import (
     RIGHT_WRITE,
     Capability,
     Message,
+    OkReply,
     encode_capability,
+    error_reply,
 )
-from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, Request, Steps, steps_of
+from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, Request, Steps, removal_of, steps_of
 
 log = logging.getLogger("ffs.storage.collector")
 
@@ -41,13 +44,25 @@ CAPABILITY_MS: Final = 600_000  # manager time; renewed at half of it
 POLL_MS: Final = 100  # the ring's own timeouts are looked at so often
 NUDGE_S: Final = 0.001
 LISTINGS: Final = 8  # at once; others wait
+REMOVAL_S: Final = 4.0  # of one RemoveSpaces: with an operation that times out less than its asker waits
+_UNDER_WAY: Final = OkReply()  # instead of a result that isn't there yet
+
+
+@dataclass(slots=True, eq=False)
+class _Together:
+    """Works that are answered at once, by what each came to."""
+
+    future: asyncio.Future[list[Message | FfsError]]
+    results: list[Message | FfsError]
+    left: int
 
 
 @dataclass(slots=True)
 class _Work:
     chain: int
     steps: Steps
-    future: asyncio.Future[Message]
+    together: _Together
+    at: int = 0  # in its results
     place: int = -1  # a listing's, in the memory for them
 
 
@@ -85,12 +100,32 @@ class Collector:
 
     async def ask(self, request: Request) -> Message:
         """The reply, or the error of the chain."""
+        (result,) = await self._do([(request.chain, steps_of(request))])
+        if isinstance(result, FfsError):
+            raise result
+        return result
+
+    async def remove_spaces(self, request: RemoveSpaces) -> RemoveSpacesReply:
+        """Side by side; as many as the ring takes."""
+        until_s = self._loop.time() + REMOVAL_S
+        works = [
+            (chain, removal_of(chain, space, request.epoch, lambda: self._loop.time() < until_s))
+            for chain, space in request.pairs
+        ]
+        results = await self._do(works) if works else []
+        return RemoveSpacesReply(
+            failed=tuple(
+                (at, error_reply(result)) for at, result in enumerate(results) if isinstance(result, FfsError)
+            )
+        )
+
+    async def _do(self, works: Sequence[tuple[int, Steps]]) -> list[Message | FfsError]:
         if self._stopping:
             raise ShutDown("this storage process is stopping")
-        future: asyncio.Future[Message] = self._loop.create_future()
-        self._waiting.append(_Work(request.chain, steps_of(request), future))
+        together = _Together(self._loop.create_future(), [_UNDER_WAY] * len(works), len(works))
+        self._waiting.extend(_Work(chain, steps, together, at) for at, (chain, steps) in enumerate(works))
         os.eventfd_write(self._wake, 1)
-        return await future
+        return await together.future
 
     def renew(self) -> None:
         """Keys have changed: makes its capability anew. Any thread."""
@@ -210,13 +245,15 @@ class Collector:
             return
 
     def _answer(self, work: _Work, result: Message | FfsError) -> None:
+        together = work.together
+        together.results[work.at] = result
+        together.left -= 1
+        if together.left:
+            return
+
         def deliver() -> None:
-            if work.future.done():
-                return
-            if isinstance(result, FfsError):
-                work.future.set_exception(result)
-            else:
-                work.future.set_result(result)
+            if not together.future.done():
+                together.future.set_result(together.results)
 
         self._loop.call_soon_threadsafe(deliver)
 

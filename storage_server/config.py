@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ffs._native.server import DISCARDS, WRITE_CACHES
+from ffs._native.server import DISCARDS, WRITE_CACHES, ZERO_COPY_SENDS
 from ffs.errors import InvalidArgument
 from ffs.proto.cluster import MAX_TARGETS_OF_DEVICE, ROLES
 from ffs.rpc.address import Address, parse_address, parse_addresses
@@ -52,6 +52,7 @@ class StorageConfig:
     targets_per_device: int  # 1 .. 64, at formatting
     metrics: Address | None
     io_backend: str  # auto, uring, pread
+    zero_copy_send: str  # one of ZERO_COPY_SENDS
     tcp_congestion: str | None  # of data connections; None: cubic where it is allowed
     rdma: str  # devices for RDMA (docs/rdma.md); "": all there are; "off": none
     rdma_traffic_class: int  # of what goes out over them, 0 .. 255
@@ -132,6 +133,7 @@ def parse_config(arguments: Sequence[str] | None = None) -> StorageConfig:
         metrics=parse_address(known.metrics, port_zero=True) if known.metrics else None,
         io_backend=known.io_backend,
         tcp_congestion=_congestion(known.tcp_congestion),
+        zero_copy_send=known.zero_copy_send,
         rdma=known.rdma,
         rdma_traffic_class=known.rdma_traffic_class,
         pool_bytes=parse_size(known.pool_size),
@@ -195,6 +197,12 @@ def _parser() -> argparse.ArgumentParser:
         "--tcp-congestion",
         metavar="NAME",
         help="of data connections (default: cubic?, ? where it is allowed)",
+    )
+    add(
+        "--zero-copy-send",
+        default="auto",
+        choices=sorted(ZERO_COPY_SENDS),
+        help="of large replies over TCP (default: to other hosts, where the kernel does it)",
     )
     add(
         "--rdma",

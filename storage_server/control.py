@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ffs.errors import InvalidArgument, NotPermitted, ProtocolError
-from ffs.proto.chain_calls import ListChunks, RemovePage, TruncateChunk
+from ffs.proto.chain_calls import MOST_SPACES, ListChunks, RemovePage, RemoveSpaces, TruncateChunk
 from ffs.proto.cluster import Ping
 from ffs.proto.common import Message, OkReply
 from ffs.rpc.handshake import Peer
@@ -21,10 +21,14 @@ class ControlService:
         return OkReply() if type(request) is Ping else None
 
     async def handle(self, peer: Peer, request: Message) -> Message:
-        if not isinstance(request, Request):
+        if not isinstance(request, Request | RemoveSpaces):
             raise ProtocolError(f"{type(request).__name__} isn't a request to a storage process")
         if peer.role not in ("meta", "admin"):
             raise NotPermitted(f"{type(request).__name__} is for the metadata service, not for {peer.role}")
+        if isinstance(request, RemoveSpaces):
+            if len(request.pairs) > MOST_SPACES:
+                raise InvalidArgument(f"at most {MOST_SPACES} spaces at once, not {len(request.pairs)}")
+            return await self._collector.remove_spaces(request)
         _check(request)
         return await self._collector.ask(request)
 

@@ -67,6 +67,17 @@ COUNTERS: Final = {
         "of them, copied after all: their reader's socket was full for long",
         1.0,
     ),
+    "zero_copy_sends": ("ffs_zero_copy_sends_total", "sends over TCP without a copy", 1.0),
+    "zero_copy_copied": (
+        "ffs_zero_copy_copied_total",
+        "of them, those that the kernel copied after all",
+        1.0,
+    ),
+    "memory_writes": (
+        "ffs_memory_writes_total",
+        "new blocks received straight into the memory of the device",
+        1.0,
+    ),
     "discard_failures": ("ffs_discard_failures_total", "discards that the device refused", 1.0),
     "dedup_bytes": ("ffs_dedup_bytes_total", "bytes read and compared to find equal blocks", 1.0),
     "dedup_shared": ("ffs_dedup_shared_total", "blocks put into the slot of an equal one", 1.0),

@@ -94,6 +94,7 @@ async def _run_node(
         socket_dir=socket_directory(config.socket_dir, identity) if config.local else None,
         io_backend=config.io_backend,
         tcp_congestion=config.tcp_congestion,
+        zero_copy_send=config.zero_copy_send,
         rdma=config.rdma,
         rdma_traffic_class=config.rdma_traffic_class,
         pool_bytes=config.pool_bytes,

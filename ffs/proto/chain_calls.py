@@ -5,7 +5,9 @@ Form and rules of change as in ffs.proto.common, ids as in ffs.proto.cluster; ta
 
 from __future__ import annotations
 
-from ffs.proto.common import Message
+from ffs.proto.common import ErrorReply, Message
+
+MOST_SPACES = 1024  # of one RemoveSpaces
 
 
 class RaiseSpaceEpoch(Message, tag=150, kw_only=True):
@@ -64,3 +66,19 @@ class ListChunks(Message, tag=156, kw_only=True):
 class ListChunksReply(Message, tag=157, kw_only=True):
     entries: bytes  # 32 bytes each: key 24, length u32, flags u32 (1: nothing of it is committed there)
     more: bool
+
+
+class RemoveSpaces(Message, tag=158, kw_only=True):
+    """Of each pair (chain, space): RaiseSpaceEpoch, then RemovePage until nothing of the space is left there.
+    The chains are those that the node heads, at most MOST_SPACES pairs. A node of a version before doesn't
+    know it: ProtocolError, then the two are asked for one by one."""
+
+    pairs: tuple[tuple[int, int], ...]
+    epoch: int
+
+
+class RemoveSpacesReply(Message, tag=159, kw_only=True):
+    """All are gone but these: (place in `pairs`, why). DeadlineExceeded: there was more than one request
+    removes; RemovePage gets the rest."""
+
+    failed: tuple[tuple[int, ErrorReply], ...] = ()

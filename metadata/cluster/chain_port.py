@@ -8,11 +8,22 @@ changes. One connection a node, opened on first use. One event loop. docs/contro
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from struct import Struct
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
-from ffs.errors import ChainUnavailable, ConnectionLost, FfsError, ShutDown, Unreachable
+from ffs.errors import (
+    ChainUnavailable,
+    ConnectionLost,
+    DeadlineExceeded,
+    FfsError,
+    ProtocolError,
+    ShutDown,
+    Unreachable,
+)
 from ffs.proto.chain_calls import (
+    MOST_SPACES,
     LastChunk,
     LastChunkReply,
     ListChunks,
@@ -20,10 +31,12 @@ from ffs.proto.chain_calls import (
     RaiseSpaceEpoch,
     RemovePage,
     RemovePageReply,
+    RemoveSpaces,
+    RemoveSpacesReply,
     TruncateChunk,
 )
 from ffs.proto.cluster import NodeRecord, TargetState
-from ffs.proto.common import Message
+from ffs.proto.common import Message, to_error
 from ffs.rpc.address import parse_address
 from ffs.rpc.aio import Connection
 from ffs.rpc.handshake import AskerHandshake
@@ -34,12 +47,35 @@ TIMEOUT_S: Final = 20.0
 PATIENCE_S: Final = 5.0  # for a chain to have a head; and after the failure timeout, for reaching it
 RETRY_S: Final = 0.2
 
+T = TypeVar("T")
+
 _ENTRY: Final = Struct("<24sII")  # wire.h, ListEntry
 _PENDING: Final = 1
 
 
 class _HeadChanged(FfsError):
     """The node that was asked isn't waited for any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Removal:
+    chain: int
+    space: int
+    gone: asyncio.Future[bool]  # False: it is to be asked for by itself
+
+
+def _tell(removal: _Removal, how: bool | Exception) -> None:
+    if removal.gone.done():  # who asked for it has gone
+        return
+    if isinstance(how, Exception):
+        removal.gone.set_exception(how)
+    else:
+        removal.gone.set_result(how)
+
+
+def _stop(removals: Sequence[_Removal]) -> None:
+    for removal in removals:
+        _tell(removal, ShutDown("this metadata server is stopping"))
 
 
 class StorageControl:
@@ -62,6 +98,9 @@ class StorageControl:
         self._connections: dict[int, tuple[str, Connection]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._closed = False
+        self._removals: dict[tuple[int, int], list[_Removal]] = {}  # by node and epoch: to be sent
+        self._sending: set[asyncio.Task[None]] = set()
+        self._alone: set[tuple[int, int]] = set()  # nodes, by incarnation, that know no RemoveSpaces
 
     async def raise_space_epoch(self, chain: int, space: int, epoch: int) -> None:
         await self._ask(chain, RaiseSpaceEpoch(chain=chain, space=space, epoch=epoch))
@@ -73,6 +112,10 @@ class StorageControl:
         request = RemovePage(chain=chain, space=space, epoch=epoch, start=first_key, limit=limit)
         reply = cast(RemovePageReply, await self._ask(chain, request))
         return reply.removed, reply.more
+
+    async def remove_space(self, chain: int, space: int, epoch: int) -> None:
+        """With what else is to be removed by that node at this moment, in one request."""
+        await self._with_head(chain, lambda node: self._remove_space(node, chain, space, epoch))
 
     async def truncate_chunk(self, chain: int, space: int, key: bytes, length: int, epoch: int) -> None:
         whole = space.to_bytes(8, "big") + key
@@ -91,6 +134,10 @@ class StorageControl:
 
     def close(self) -> None:
         self._closed = True
+        for sending in self._sending:
+            sending.cancel()
+        for rows in self._removals.values():
+            _stop(rows)
         for _, connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -98,13 +145,16 @@ class StorageControl:
     # inside
 
     async def _ask(self, chain: int, request: Message) -> Message:
+        return await self._with_head(chain, lambda node: self._ask_node(node, request))
+
+    async def _with_head(self, chain: int, ask: Callable[[NodeRecord], Awaitable[T]]) -> T:
         """By the chain's head, whichever it is by then. Raises ChainUnavailable when none was reached."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
         while True:
             node = await self._head(chain, deadline)
             try:
-                return await self._ask_node(node, request)
+                return await ask(node)
             except (ConnectionLost, ShutDown, Unreachable, _HeadChanged) as error:
                 if self._closed or loop.time() >= deadline:
                     raise ChainUnavailable(
@@ -127,6 +177,54 @@ class StorageControl:
             return call.result()
         finally:
             call.cancel()
+
+    async def _remove_space(self, node: NodeRecord, chain: int, space: int, epoch: int) -> None:
+        if (node.id, node.incarnation) not in self._alone:
+            removal = _Removal(chain, space, asyncio.get_running_loop().create_future())
+            rows = self._removals.setdefault((node.id, epoch), [])
+            rows.append(removal)
+            if len(rows) == 1:
+                sending = asyncio.ensure_future(self._send_removals(node, epoch))
+                self._sending.add(sending)
+                sending.add_done_callback(self._sending.discard)
+            if await removal.gone:
+                return
+        await self._ask_node(node, RaiseSpaceEpoch(chain=chain, space=space, epoch=epoch))
+        page = RemovePage(chain=chain, space=space, epoch=epoch, start=bytes(16))
+        while cast(RemovePageReply, await self._ask_node(node, page)).more:
+            pass
+
+    async def _send_removals(self, node: NodeRecord, epoch: int) -> None:
+        """What has gathered in this turn of the loop; each is told."""
+        await asyncio.sleep(0)
+        rows = self._removals.pop((node.id, epoch))
+        try:
+            for begin in range(0, len(rows), MOST_SPACES):
+                await self._send_page(node, epoch, rows[begin : begin + MOST_SPACES])
+        finally:
+            _stop(rows)
+
+    async def _send_page(self, node: NodeRecord, epoch: int, rows: list[_Removal]) -> None:
+        request = RemoveSpaces(pairs=tuple((row.chain, row.space) for row in rows), epoch=epoch)
+        failed: dict[int, Exception] = {}
+        more: set[int] = set()
+        known = True
+        try:
+            reply = cast(RemoveSpacesReply, await self._ask_node(node, request))
+            failed = {at: to_error(error) for at, error in reply.failed}
+            more = {at for at, error in failed.items() if isinstance(error, DeadlineExceeded)}
+        except ProtocolError:  # a version before
+            self._alone.add((node.id, node.incarnation))
+            known = False
+        except Exception as error:  # of any kind: who waits here is told, and judges it
+            failed = dict.fromkeys(range(len(rows)), error)
+        for at, row in enumerate(rows):
+            if at in more:
+                _tell(row, False)
+            elif at in failed:
+                _tell(row, failed[at])
+            else:
+                _tell(row, known)
 
     async def _head(self, chain: int, deadline: float) -> NodeRecord:
         """The node of the chain's first serving member; waits for one that isn't there."""

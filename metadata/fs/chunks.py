@@ -77,8 +77,7 @@ class Chunks:
 
     async def remove_on(self, chain: int, ino: int) -> None:
         """Removes what one chain has of a space, for good."""
-        await self._chains.raise_space_epoch(chain, ino, EPOCH_MAX)
-        await self._remove_from(chain, ino, bytes(16), EPOCH_MAX)
+        await self._chains.remove_space(chain, ino, EPOCH_MAX)
 
     async def _remove_from(self, chain: int, ino: int, first: bytes, epoch: int) -> None:
         more = True

@@ -57,6 +57,10 @@ class ChainPort(Protocol):
         """Removes at most `limit` chunks of the space, from key `first_key` (16 bytes) on:
         (removed, whether there are more)."""
 
+    async def remove_space(self, chain: int, space: int, epoch: int) -> None:
+        """Raises the epoch, then removes all that the chain has of the space. Calls that are made at once
+        may go together."""
+
     async def truncate_chunk(self, chain: int, space: int, key: bytes, length: int, epoch: int) -> None:
         """Cuts a chunk to `length` bytes if it is there and longer."""
 

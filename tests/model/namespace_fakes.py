@@ -72,6 +72,12 @@ class FakeChains:
             del chunks[key]
         return min(len(keys), limit, 2), len(keys) > min(limit, 2)
 
+    async def remove_space(self, chain: int, space: int, epoch: int) -> None:
+        await self.raise_space_epoch(chain, space, epoch)
+        more = True
+        while more:
+            _, more = await self.remove_page(chain, space, bytes(16), epoch, 1000)
+
     async def truncate_chunk(self, chain: int, space: int, key: bytes, length: int, epoch: int) -> None:
         chunks = self._check(chain, space, epoch)
         if chunks.get((space, key), 0) > length:

@@ -131,3 +131,11 @@ def test_socket_paths_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert socket_directory(str(tmp_path / "wanted"), long) == str(tmp_path / "wanted")
     short.release()
     long.release()
+
+
+def test_sending_without_a_copy_is_chosen_by_name(tmp_path: Path) -> None:
+    words = ["--metadata=h:1", f"--dir={tmp_path}", "--device=/dev/x:1G"]
+    assert parse_config(words).zero_copy_send == "auto"
+    assert parse_config([*words, "--zero-copy-send=off"]).zero_copy_send == "off"
+    with pytest.raises(SystemExit):
+        parse_config([*words, "--zero-copy-send=maybe"])

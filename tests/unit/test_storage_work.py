@@ -22,7 +22,7 @@ from ffs._native.ring import (
 )
 from ffs._native.routes import TargetRoute, c_targets
 from ffs._native.server import ShardMetrics, SpaceUse, TargetReport
-from ffs.errors import FfsError, StaleEpoch
+from ffs.errors import DeadlineExceeded, FfsError, StaleEpoch
 from ffs.proto.chain_calls import (
     LastChunk,
     LastChunkReply,
@@ -31,11 +31,14 @@ from ffs.proto.chain_calls import (
     RaiseSpaceEpoch,
     RemovePage,
     RemovePageReply,
+    RemoveSpaces,
+    RemoveSpacesReply,
     TruncateChunk,
 )
 from ffs.proto.cluster import TargetReport as WireReport
-from ffs.proto.common import Message, OkReply
-from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, steps_of
+from ffs.proto.common import Message, OkReply, error_reply
+from ffs.rpc.codec import decode_message, encode_message
+from storage_server.chunk_work import LISTING_BYTES, Listing, Operation, Steps, removal_of, steps_of
 from storage_server.metrics import COUNTERS, GAUGES, MetricsServer, render
 
 SPACE = 77
@@ -56,7 +59,10 @@ def completion(result: int = 0, detail: int = 0, **fields: Any) -> Any:
 
 def drive(request: Any, answer: Any) -> tuple[list[Operation], Message]:
     """Runs the steps; `answer(operation)` gives each completion."""
-    steps = steps_of(request)
+    return drive_steps(steps_of(request), answer)
+
+
+def drive_steps(steps: Steps, answer: Any) -> tuple[list[Operation], Message]:
     asked = []
     wanted = next(steps)
     while True:
@@ -120,6 +126,36 @@ def test_removing_asks_for_pages(epoch: int) -> None:
     assert drive(request, lambda _: completion(-ENOENT))[1] == RemovePageReply(removed=0, more=False)
     with pytest.raises(StaleEpoch):
         drive(request, lambda _: completion(-ESTALE, 5))
+
+
+def test_removing_a_space_closes_it_first_and_goes_on_to_its_end() -> None:
+    pages = iter([completion(), completion(value=64, chunk_length=1), completion(value=3)])
+    asked, reply = drive_steps(removal_of(1, SPACE, 9, lambda: True), lambda _: next(pages))
+    assert asked == [Operation(OP_SPACE_EPOCH, key(0), 0, 9), *[Operation(OP_REMOVE_RANGE, key(0), 0, 9)] * 2]
+    assert reply == OkReply()
+    with pytest.raises(FfsError):
+        drive_steps(removal_of(1, SPACE, 9, lambda: True), lambda wanted: completion(-EIO))
+
+
+def test_a_space_with_more_than_there_is_time_for_holds_up_no_others() -> None:
+    pages = iter([completion(), completion(value=64, chunk_length=1), completion(value=64, chunk_length=1)])
+    left = iter([True, False])
+    with pytest.raises(DeadlineExceeded, match="space 77 has more on chain 1"):
+        drive_steps(removal_of(1, SPACE, 9, lambda: next(left)), lambda _: next(pages))
+    assert next(pages, None) is None
+
+
+def test_bytes_of_removals() -> None:
+    """docs/control_plane.md, Storage control."""
+    wanted = {
+        "94cc9e0192920107920207cfffffffffffffffff": RemoveSpaces(pairs=((1, 7), (2, 7)), epoch=2**64 - 1),
+        "93cc9f0190": RemoveSpacesReply(),
+    }
+    for text, message in wanted.items():
+        assert encode_message(message).hex() == text
+        assert decode_message(bytes.fromhex(text)) == message
+    failed = RemoveSpacesReply(failed=((1, error_reply(StaleEpoch("old"))),))
+    assert decode_message(encode_message(failed)) == failed
 
 
 def shard(**fields: int) -> ShardMetrics:

@@ -241,6 +241,7 @@ def test_a_stopped_writer_is_killed(tmp_path: Path, spawn: object) -> None:
             def stop(txn, group):
                 print("holding", flush=True)
                 os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(60)  # another thread may take the signal: this one mustn't go on meanwhile
                 return apply(txn, group)
             store._apply_group = stop
             await add(store, b"n")
