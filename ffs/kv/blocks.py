@@ -32,12 +32,14 @@ class Places:
 @dataclass(frozen=True, slots=True)
 class SharedBlocks:
     """Blocks in Iovs: by block the Iov's handle, the offset in it and the length, all in bytes.
-    `keep` holds the Iovs alive for as long as the call lasts."""
+    `keep` holds the Iovs alive for as long as the call lasts. `foreign`: they lie over memory
+    that somebody else has made (docs/ring.md, Landing)."""
 
     handles: npt.NDArray[np.uint64]
     offsets: npt.NDArray[np.uint64]
     lengths: npt.NDArray[np.int64]
     keep: Sequence[Any]
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,13 @@ def _given(blocks: SharedBlocks, count: int, block_bytes: int, writable: bool) -
         _check_length(position, int(blocks.lengths[position]), block_bytes, writable)
     if not writable or (blocks.lengths == block_bytes).all():
         return blocks
-    return SharedBlocks(blocks.handles, blocks.offsets, np.minimum(blocks.lengths, block_bytes), blocks.keep)
+    return SharedBlocks(
+        blocks.handles,
+        blocks.offsets,
+        np.minimum(blocks.lengths, block_bytes),
+        blocks.keep,
+        blocks.foreign,
+    )
 
 
 def _consecutive(whole: IovSlice, count: int, block_bytes: int) -> SharedBlocks:
@@ -195,4 +203,5 @@ def cut(blocks: Blocks, pieces: Sequence[Piece]) -> Blocks:
         offsets=np.repeat(blocks.offsets, len(pieces)) + at,
         lengths=lengths,
         keep=blocks.keep,
+        foreign=blocks.foreign,
     )

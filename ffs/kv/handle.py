@@ -216,6 +216,10 @@ class Handle:
         """A chain's members and their states, as far as is known here."""
         return self._client.describe_chain(chain)
 
+    def describe_target(self, target: int) -> str:
+        """A target's server and its address, as far as is known here."""
+        return self._client.describe_target(target)
+
     def renew(self) -> None:
         """Renews the capability, in one attempt. Blocking; raises if it is refused."""
         self.epoch = self._live().renew_capability(self._capability, once=True)

@@ -11,6 +11,7 @@ by its length.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import time
@@ -190,15 +191,20 @@ def encode(shape: BlockShape, block: Any, out: Any) -> None:
 def decode(shape: BlockShape, coded: Any, out: Any) -> None:
     """What `encode` made, back into `out`. InvalidArgument: it is no block of this shape. Any thread,
     without the GIL."""
-    given = _bytes_of(coded, (shape.coded_bytes, shape._least_bytes), writable=False)
-    block = _bytes_of(out, shape.plain_bytes, writable=True)
-    n, end = shape.values, shape._before_trailer
-    if given[-_TRAILER.size :].tobytes() != shape._trailer:
+    coded_sizes, plain_bytes, trailer, dtype, native_shape = _plan(shape)
+    given = _bytes_of(coded, coded_sizes, writable=False)
+    block = _bytes_of(out, plain_bytes, writable=True)
+    if given[-_TRAILER.size :].tobytes() != trailer:
         raise InvalidArgument(f"the block wasn't coded with this shape: {shape}")
-    block[: 2 * n] = given[: 2 * n]
-    native.decode(
-        block[2 * n :], given[2 * n : 3 * n], given[3 * n : end], _DTYPES[shape.dtype], shape._native
-    )
+    native.decode_block(given, block, plain_bytes // 2, dtype, native_shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(shape: BlockShape) -> tuple[tuple[int, int], int, bytes, int, tuple[int, int, int, int]]:
+    """What decoding needs to know of a shape: sizes of a coded block, that of a plain one, how coded ones
+    end, dtype and shape for native code. To work this out takes as long as decoding a block does."""
+    sizes = (shape.coded_bytes, shape._least_bytes)
+    return sizes, shape.plain_bytes, shape._trailer, _DTYPES[shape.dtype], shape._native
 
 
 def error_bound(dtype: str, lowest: float, highest: float) -> float:

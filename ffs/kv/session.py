@@ -7,6 +7,7 @@ session back needs its name and the space, nothing else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -30,17 +31,23 @@ if TYPE_CHECKING:
 _CONTEXT: Final = "ffs 2026 kv session: list of blocks"
 _FORMAT: Final = 1
 _BATCH_BYTES: Final = 64 << 20
+_PAGES_AT_ONCE: Final = 64
+_PAGE_HEAD_BYTES: Final = 96
+_READS: Final = 8  # of a list that is replaced all the while
 
 
 class _List(msgspec.Struct, array_like=True):
     """What the list's block holds, as msgpack. `keys`: 32 bytes each, one after the other; `pages`: how many
-    blocks the list has, this is number `page`."""
+    blocks the list has, this is number `page`. `stamp`: the same in all pages of one list, and in no other
+    list's. `turn`: where its other pages lie, 0 or 1."""
 
     format: int
     name: str
     page: int
     pages: int
     keys: bytes
+    stamp: bytes = b""
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +76,13 @@ def create_session_space(client: Client, path: str, *, block_bytes: int, **optio
     )
 
 
-def list_key(name: str, page: int) -> bytes:
-    """Of a session's list, page by page."""
+def list_key(name: str, page: int, turn: int = 0) -> bytes:
+    """Of a session's list, page by page. The first page has one place, the others two, by turns."""
     hasher = blake3.blake3(derive_key_context=_CONTEXT)
     label = name.encode()
     hasher.update(len(label).to_bytes(8, "little") + label + page.to_bytes(8, "little"))
+    if turn and page:
+        hasher.update(turn.to_bytes(8, "little"))
     return hasher.digest()
 
 
@@ -82,8 +91,10 @@ def pin_session(
 ) -> Pinned:
     """Copies the blocks of a session, from whatever tier has them, into a space that keeps them, and then
     its list. Until the list is there nothing of the session can be brought back; a session of that name that
-    was there is replaced at that moment. Blocking. Raises the first error of a store (what was copied stays
-    and needn't be copied again), InvalidArgument for a space that may drop blocks or is too small."""
+    was there is replaced at that moment, at once: whoever reads, and whenever this ends, there is the old
+    list or the new one. One at a time may pin a session. Blocking. Raises the first error of a store (what
+    was copied stays and needn't be copied again), InvalidArgument for a space that may drop blocks or is too
+    small."""
     _check(into, tiers.settings.block_bytes)
     present = into.exists_many(keys, timeout_s=timeout_s)
     present.raise_errors()
@@ -127,49 +138,84 @@ def _check(space: Space, block_bytes: int) -> None:
 
 
 def _write_list(name: str, keys: Sequence[bytes], into: Space, timeout_s: float | None) -> None:
-    room = into.block_bytes - 64 - len(name.encode())
+    room = into.block_bytes - _PAGE_HEAD_BYTES - len(name.encode())
     a_page = room // KEY_BYTES
     if a_page < 1:
         raise InvalidArgument(f"the name {name!r} is too long for blocks of {into.block_bytes} bytes")
     pages = max(1, -(-len(keys) // a_page))
-    names = [list_key(name, page) for page in range(pages)]
-    blocks = [
-        msgspec.msgpack.encode(
-            _List(_FORMAT, name, page, pages, b"".join(keys[page * a_page : (page + 1) * a_page]))
-        )
-        for page in range(pages)
-    ]
-    # The first page says how many there are, so it goes first and comes last. A longer list that was there
-    # goes whole: nothing else would ever take its last pages away.
     try:
         before = _page(name, 0, into, timeout_s)
     except FfsError:
         before = None  # it is damaged, and is replaced; or nothing answers, which shows below
-    old = [list_key(name, page) for page in range(pages, before.pages if before is not None else 0)]
-    into.delete([*names, *old], timeout_s=timeout_s).raise_errors()
-    for piece in (slice(1, None), slice(0, 1)):
-        into.put_many(names[piece], blocks[piece], timeout_s=timeout_s).raise_errors()
+    turn = 1 - before.turn if before is not None else 0
+    stamp = os.urandom(16)
+    blocks = [
+        msgspec.msgpack.encode(
+            _List(
+                _FORMAT, name, page, pages, b"".join(keys[page * a_page : (page + 1) * a_page]), stamp, turn
+            )
+        )
+        for page in range(pages)
+    ]
+    # The first page says where the others are: with it the new list takes the old one's place. What a pin
+    # that ended before that has left lies where the next one writes, or takes away.
+    for begin in range(1, pages, _PAGES_AT_ONCE):
+        some = range(begin, min(begin + _PAGES_AT_ONCE, pages))
+        into.replace_many(
+            [list_key(name, page, turn) for page in some],
+            [blocks[page] for page in some],
+            timeout_s=timeout_s,
+        ).raise_errors()
+    into.replace_many([list_key(name, 0)], [blocks[0]], timeout_s=timeout_s).raise_errors()
+    _clear(name, turn, pages, into, timeout_s)
+    _clear(name, 1 - turn, 1, into, timeout_s)
+
+
+def _clear(name: str, turn: int, begin: int, space: Space, timeout_s: float | None) -> None:
+    """Takes away pages of that turn from one on. They were written a batch after the other, so behind one of
+    which none is there nothing is."""
+    while True:
+        names = [list_key(name, page, turn) for page in range(begin, begin + _PAGES_AT_ONCE)]
+        found = space.exists_many(names, timeout_s=timeout_s)
+        found.raise_errors()
+        if not found.hits.any():
+            return
+        space.delete(names, timeout_s=timeout_s).raise_errors()
+        begin += _PAGES_AT_ONCE
 
 
 def session_keys(name: str, space: Space, *, timeout_s: float | None = None) -> list[bytes]:
-    """The blocks of a pinned session, in order. Blocking. NotFound: no such session; FfsError: its list is
-    damaged."""
-    keys: list[bytes] = []
-    page, pages = 0, 1
-    while page < pages:
-        read = _page(name, page, space, timeout_s)
-        if read is None:
+    """The blocks of a pinned session, in order: of one list, whoever replaces it meanwhile. Blocking.
+    NotFound: no such session; FfsError: its list is damaged."""
+    last = b""
+    for _ in range(_READS):
+        head = _page(name, 0, space, timeout_s)
+        if head is None:
             raise NotFound(f"no session {name!r} is pinned here", space.path)
-        pages = read.pages
-        keys += [read.keys[at : at + KEY_BYTES] for at in range(0, len(read.keys), KEY_BYTES)]
-        page += 1
-    return keys
+        keys, missing = _all_keys(head, space, timeout_s)
+        if missing is None:
+            return keys
+        if head.stamp == last:
+            raise NotFound(f"page {missing} of the list of session {name!r} is missing", space.path)
+        last = head.stamp  # was it replaced since it was read? Then the next one is whole
+    raise FfsError(f"the list of session {name!r} is replaced again and again", space.path)
 
 
-def _page(name: str, page: int, space: Space, timeout_s: float | None) -> _List | None:
+def _all_keys(head: _List, space: Space, timeout_s: float | None) -> tuple[list[bytes], int | None]:
+    """And the first page that isn't there or is another list's; None: all are."""
+    joined = head.keys
+    for page in range(1, head.pages):
+        read = _page(head.name, page, space, timeout_s, head.turn)
+        if read is None or read.stamp != head.stamp:
+            return [], page
+        joined += read.keys
+    return [joined[at : at + KEY_BYTES] for at in range(0, len(joined), KEY_BYTES)], None
+
+
+def _page(name: str, page: int, space: Space, timeout_s: float | None, turn: int = 0) -> _List | None:
     """A block of a session's list; None: it isn't there. FfsError: it is damaged."""
     memory = bytearray(space.block_bytes)
-    found = space.get_many([list_key(name, page)], [memory], timeout_s=timeout_s)
+    found = space.get_many([list_key(name, page, turn)], [memory], timeout_s=timeout_s)
     found.raise_errors()
     if found[0] is not Status.HIT:
         return None
@@ -218,8 +264,9 @@ def unpin_session(
     keys = session_keys(name, space, timeout_s=timeout_s)
     kept = set(keep)
     gone = [key for key in keys if key not in kept]
-    a_page = (space.block_bytes - 64 - len(name.encode())) // KEY_BYTES
-    pages = max(1, -(-len(keys) // a_page))
-    space.delete([list_key(name, page) for page in range(pages)], timeout_s=timeout_s).raise_errors()
+    # The blocks first: whoever dies before the list is gone can do it again.
     space.delete(gone, timeout_s=timeout_s).raise_errors()
+    space.delete([list_key(name, 0)], timeout_s=timeout_s).raise_errors()
+    for turn in (0, 1):
+        _clear(name, turn, 1, space, timeout_s)
     return len(gone)

@@ -39,6 +39,7 @@ from ffs.kv.geometry import Geometry
 from ffs.kv.handle import Handle
 from ffs.kv.keys import key_array
 from ffs.kv.lookup import look_up
+from ffs.kv.ranges import range_count, read_in_ranges
 from ffs.kv.removal import purge
 from ffs.kv.results import Results, Status
 from ffs.kv.rings import Rings
@@ -237,6 +238,19 @@ class Space:
             return _overlay(results, there, self._mark(hashes[there], SQE_PIN, until_s))
         return results
 
+    def replace_many(self, keys: Keys, values: Any, *, timeout_s: float | None = None) -> Results:
+        """Stores each block whether it is there or not: STORED or ERROR by block. Blocking.
+
+        For what isn't named by its content: who reads meanwhile gets the old block or the new one, whole
+        (in one chunk: InvalidArgument for a space that cuts blocks in parts). Otherwise as put_many."""
+        if self.parts > 1:
+            raise InvalidArgument("a block in parts can't be replaced at once", self.path)
+        hashes = key_array(keys)
+        blocks = look_at(values, len(hashes), self.block_bytes, writable=False)
+        results = self._store(OP_REPLACE, hashes, blocks, 0, timeout_s)
+        self._counters.put(results)
+        return results
+
     def get_many(
         self,
         keys: Keys,
@@ -348,7 +362,9 @@ class Space:
         chunks = self._geometry.chunk_hashes(hashes, pieces)
         entries = self._entries(OP_READ, chunks, timeout_s)
         entries["flags"] = SQE_COMPARE_TAG | SQE_VERIFY | SQE_TOUCH
-        if not whole:
+        if len(pieces) == 1:
+            entries["offset"] = pieces[0].offset
+        elif not whole:
             entries["offset"] = np.tile([piece.offset for piece in pieces], len(hashes))
         done = self._run(entries, cut(blocks, pieces), writing=False)
         return requests.of_reads(done, len(pieces), self._handle)
@@ -406,6 +422,9 @@ class Space:
                 return batch.run_staged(entries, blocks, writing=writing)
             entries["iov"] = blocks.handles
             entries["iov_offset"] = blocks.offsets
+            ranges = range_count(blocks)
+            if ranges > 1 and not writing and kv_ring.ring.stats().local_links:
+                return read_in_ranges(batch, entries, ranges)
             return batch.run(entries)
 
     def _batch(self, kv_ring: KvRing, entries: requests.Entries) -> Batch:

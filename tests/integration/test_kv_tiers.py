@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import runpy
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +54,7 @@ def store_all(manager: TierManager, keys: Sequence[bytes]) -> None:
     for key in keys:
         while not manager.put(key, payload(key)):
             time.sleep(0.001)
-    manager.flush()
+    manager.flush(300)  # the machine may be busy
 
 
 def test_written_by_one_engine_and_read_in_full_by_another_with_many_in_flight(
@@ -150,7 +152,7 @@ def test_a_pinned_session_comes_back_after_every_tier_was_lost(
     keys = keys_of(90)
     with create_session_space(client, f"{home}/kept", block_bytes=BLOCK) as kept:
         assert kept.bounds.evictable is False
-        with TierManager(config(32), space=space) as tiers:
+        with TierManager(config(32), space=space, timeout_s=60) as tiers:
             store_all(tiers, keys)
             pinned = pin_session(tiers, "alice/7", keys, kept)
             assert (pinned.copied, pinned.there, pinned.kept) == (90, 0, None)
@@ -158,14 +160,14 @@ def test_a_pinned_session_comes_back_after_every_tier_was_lost(
             assert (again.copied, again.there, again.kept) == (0, 90, 90)
             assert pin_session(tiers, "alice/7", keys, kept).kept is None
         space.purge()
-        with TierManager(config(100), space=space) as tiers:
+        with TierManager(config(100), space=space, timeout_s=60) as tiers:
             assert tiers.lookup(keys) == 0
             assert restore_session(tiers, "alice/7", kept) == (keys, 90)
             with tiers.prefetch(keys) as stream:
                 for block in stream:
                     assert block.memory is not None
                     assert bytes(block.memory.view) == payload(block.key)
-            tiers.flush()
+            tiers.flush(300)
             assert space.exists(keys).leading_hits() == 90  # and shared again
         with pytest.raises(errors.NotFound, match="'bob'"):
             session_keys("bob", kept)
@@ -192,6 +194,62 @@ def test_the_list_of_a_long_session_has_many_pages(client: Client, home: str) ->
         kept.delete([list_key("long", 2)])
         with pytest.raises(errors.NotFound):
             session_keys("long", kept)
+
+
+class Dying:
+    """A space whose user dies at its n-th change: `left` of them are carried out."""
+
+    def __init__(self, space: Space, left: int) -> None:
+        self._space, self._left = space, left
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("put_many", "replace_many", "delete"):
+            if not self._left:
+                raise KeyboardInterrupt(name)
+            self._left -= 1
+        return getattr(self._space, name)
+
+
+def test_a_session_that_is_pinned_anew_has_one_list_at_any_time(client: Client, home: str) -> None:
+    small = Settings(block_bytes=4096, host_bytes=64 * 4096)
+    old, new = keys_of(400), keys_of(700)[100:]
+    everything = keys_of(700)
+    pages = [list_key("s", page, turn) for turn in (0, 1) for page in range(8)]
+    with create_session_space(client, f"{home}/anew", block_bytes=4096) as kept, TierManager(small) as tiers:
+        kept.put(everything, [key * 8 for key in everything])
+        seen, steps = set(), 0
+        pin_session(tiers, "s", old, kept)
+        while True:  # whoever pins it dies one change later each time
+            try:
+                pin_session(tiers, "s", new, Dying(kept, steps))  # type: ignore[arg-type]
+                break
+            except KeyboardInterrupt:
+                steps += 1
+            there = session_keys("s", kept)
+            assert there in (old, new)
+            seen.add(len(there))
+            if there == new:
+                pin_session(tiers, "s", old, kept)
+        assert seen == {len(old), len(new)}
+        assert session_keys("s", kept) == new
+        # While it is read, too.
+        over = threading.Event()
+
+        def pin_again() -> None:
+            for turn in range(10):
+                pin_session(tiers, "s", new if turn % 2 else old, kept)
+            over.set()
+
+        pinning = threading.Thread(target=pin_again)
+        pinning.start()
+        while not over.is_set():
+            assert session_keys("s", kept) in (old, new)
+        pinning.join()
+        # Nothing is left of any of it.
+        unpin_session("s", kept)
+        assert not kept.exists(pages).hits.any()
+        with pytest.raises(errors.NotFound):
+            session_keys("s", kept)
 
 
 def test_a_space_that_may_drop_or_cuts_blocks_keeps_no_session(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ffs import errors
 from ffs.kv.keys import Identity, hash_tokens
 from ffs.kv.policy.residency import State
-from ffs.kv.results import Status
+from ffs.kv.results import Results, Status
 from ffs.kv.tiers.machine import Machine
 from ffs.kv.tiers.pace import Breaker, Window
 from ffs.kv.tiers.words import Job, Outcome, Settings, Share, Tier, Wish
@@ -29,13 +31,23 @@ class World:
         self.memory: dict[int, bytes] = {}
         self.stores: dict[Tier, set[bytes]] = {tier: set() for tier in tiers}
         self.flying: list[Job] = []
+        self.filling: dict[bytes, int] = {}
         self.now = 0.0
 
     def put(self, key: bytes, well: bool = True) -> bool:
+        return self.begin_put(key) and self.end_put(key, well)
+
+    def begin_put(self, key: bytes) -> bool:
         slot = self.machine.begin_put(key, BLOCK)
-        if slot is None:
-            return False
-        self.memory[slot] = key if well else b"half of it"
+        if slot is not None:
+            self.memory[slot] = b"half of it"
+            self.filling[key] = slot
+        return slot is not None
+
+    def end_put(self, key: bytes, well: bool = True) -> bool:
+        slot = self.filling.pop(key)
+        if well:
+            self.memory[slot] = key
         self.machine.end_put(key, well)
         return True
 
@@ -48,20 +60,31 @@ class World:
             self.stores[tier] -= set(self.machine.removals(most, self.now))
 
     def end(self, job: Job, fault: str = "") -> None:
+        if job.load:
+            self.end_loads([job], [fault])
+            return
         self.flying.remove(job)
         self.now += 0.001
-        if not job.load:
-            assert self.memory[job.slot] == job.key, "a slot changed while it was being stored"
-            if fault != "lost":
-                self.stores[job.tier].add(job.key)  # an error may leave it stored, or not
-            self.machine.save_ended(job, not fault, self.now)
-            return
-        there = job.key in self.stores[job.tier]
-        status = Status.ERROR if fault else Status.HIT if there else Status.MISS
-        if status is Status.HIT:
-            self.memory[job.slot] = job.key
-        error = errors.DeadlineExceeded("as the test wants it") if fault else None
-        self.machine.load_ended(job, status, BLOCK if there else 0, error, self.now, 0.001)
+        assert self.memory[job.slot] == job.key, "a slot changed while it was being stored"
+        if fault != "lost":
+            self.stores[job.tier].add(job.key)  # an error may leave it stored, or not
+        self.machine.save_ended(job, not fault, self.now)
+
+    def end_loads(self, jobs: Sequence[Job], faults: Sequence[str]) -> None:
+        """One batch, of one tier."""
+        self.now += 0.001
+        status, failures = [], {}
+        for at, (job, fault) in enumerate(zip(jobs, faults, strict=True)):
+            self.flying.remove(job)
+            there = job.key in self.stores[job.tier]
+            status.append(Status.ERROR if fault else Status.HIT if there else Status.MISS)
+            if fault:
+                failures[at] = errors.DeadlineExceeded("as the test wants it")
+            elif there:
+                self.memory[job.slot] = job.key
+        lengths = [BLOCK if one is Status.HIT else 0 for one in status]
+        results = Results(np.array(status, dtype=np.uint8), np.array(lengths), failures)
+        self.machine.loads_ended(jobs, results, self.now, 0.001)
 
     def drain(self) -> None:
         for _ in range(5000):
@@ -107,6 +130,28 @@ def test_a_new_block_is_shared_and_comes_back_after_every_tier_above_was_lost() 
         assert list(wish.outcomes.values()) == [Outcome.HIT] * 5
         wish.lease.release()
     assert after.machine.counts.space.loads == 30
+
+
+@pytest.mark.parametrize("well", [True, False])
+@pytest.mark.parametrize("urgent", [True, False])
+def test_a_block_that_is_put_while_a_load_of_it_is_in_line(well: bool, urgent: bool) -> None:
+    """Two requests: one waits for what the other computes just then. The load that hasn't begun is left out;
+    who waits gets what was put, or the load after all if nothing came of that."""
+    world = World(small())
+    world.stores[Tier.SPACE] = {KEYS[0], KEYS[1]}
+    wish = world.want(KEYS[0], KEYS[1], urgent=urgent)
+    assert world.begin_put(KEYS[0])
+    other = world.want(KEYS[0], urgent=True)
+    world.start(Tier.SPACE)
+    assert [job.key for job in world.flying] == [KEYS[1]]
+    assert KEYS[0] not in wish.outcomes
+    world.end_put(KEYS[0], well)
+    assert (KEYS[0] in wish.outcomes) == well
+    world.drain()
+    assert list(wish.outcomes.values()) == [Outcome.HIT] * 2
+    assert other.outcomes == {KEYS[0]: Outcome.HIT}
+    assert world.machine.counts.space.loads == (1 if well else 2)
+    world.check()
 
 
 def test_a_failed_store_is_never_listed() -> None:
@@ -215,6 +260,47 @@ def test_a_wish_holds_no_more_than_it_is_ahead() -> None:
     assert len(world.machine.pins) == 0
 
 
+def test_positions_are_taken_several_at_once() -> None:
+    """Also of blocks that come again within: those stay pinned for the later position."""
+    world = World(small(slots=16), (Tier.SPACE,))
+    world.stores[Tier.SPACE] = set(KEYS)
+    order = [*KEYS[:4], KEYS[1], *KEYS[4:10]]
+    wish = world.want(*order, ahead=6)
+    world.drain()
+    assert set(wish.outcomes) == set(KEYS[:5])
+    world.machine.take(wish, 3)
+    assert KEYS[1] in world.machine.pins
+    assert KEYS[0] not in world.machine.pins
+    assert (wish.taken, wish.asked) == (3, 9)
+    world.drain()
+    assert set(wish.outcomes) == {KEYS[1], *KEYS[3:8]}
+    with pytest.raises(AssertionError, match="taken before"):
+        world.machine.take(wish, 7)
+    world.machine.take(wish, 6)
+    world.drain()
+    world.machine.take(wish, 2)
+    assert len(world.machine.pins) == 0
+    assert wish.outcomes == {}
+
+
+def test_a_block_that_comes_again_later_in_a_wish_is_waited_for_again() -> None:
+    """It had gone meanwhile: what was said of it then is no answer any more (K2)."""
+    world = World(small(slots=2, policy="lru", admission=False), (Tier.SPACE,))
+    world.stores[Tier.SPACE] = set(KEYS)
+    wish = world.want(*KEYS[:4], KEYS[0], ahead=1)
+    for key in KEYS[:4]:
+        world.drain()
+        assert wish.outcomes[key] is Outcome.HIT
+        world.machine.take(wish)
+    assert not world.machine.host.has(KEYS[0])
+    assert KEYS[0] not in wish.outcomes
+    world.start(Tier.SPACE)
+    assert KEYS[0] not in wish.outcomes
+    world.drain()
+    assert wish.outcomes[KEYS[0]] is Outcome.HIT
+    assert world.memory[world.machine.slot(KEYS[0])[0]] == KEYS[0]
+
+
 def test_a_cancelled_wish_leaves_no_pin_and_its_loads_still_arrive() -> None:
     world = World(small(), (Tier.SPACE,))
     world.stores[Tier.SPACE] = set(KEYS)
@@ -255,6 +341,35 @@ def test_a_store_that_fails_again_and_again_rests_and_nobody_waits_for_it() -> N
     third = world.want(*KEYS[22:24])
     world.drain()
     assert set(third.outcomes.values()) == {Outcome.HIT}
+
+
+@pytest.mark.parametrize(
+    ("faults", "rests"), [("x" * 8, True), ("x" * 7 + ".", False), ("xxxx.xxxxxx", False)]
+)
+def test_errors_in_a_row_are_counted_within_a_batch_too(faults: str, rests: bool) -> None:
+    world = World(small(slots=32), (Tier.SPACE,))
+    world.stores[Tier.SPACE] = set(KEYS)
+    world.want(*KEYS[: len(faults)])
+    world.machine.windows[Tier.SPACE] = Window(16, 16)
+    world.start(Tier.SPACE, len(faults))
+    world.end_loads(list(world.flying), [fault.strip(".") for fault in faults])
+    assert world.machine.breakers[Tier.SPACE].closed(world.now) != rests
+    world.check()
+
+
+def test_a_batch_is_half_of_what_its_reader_is_ahead() -> None:
+    """So one half is read while the other comes; but what is urgent comes whole, and batches aren't tiny."""
+    world = World(small(slots=60), (Tier.SPACE,))
+    most = world.machine.settings.most_in_flight
+    assert world.machine.at_once(Tier.SPACE) == most
+    wish = world.want(*KEYS[:60], ahead=40)
+    assert world.machine.at_once(Tier.SPACE) == 20
+    world.machine.cancel(wish)
+    assert world.machine.at_once(Tier.SPACE) == most
+    world.want(*KEYS[:60], ahead=3)
+    assert world.machine.at_once(Tier.SPACE) == world.machine.settings.least_in_flight // 2 == 2
+    world.want(*KEYS[60:63], urgent=True)
+    assert world.machine.at_once(Tier.SPACE) == most
 
 
 def test_pinned_memory_refuses_puts_and_says_so() -> None:
@@ -366,7 +481,18 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 23), well=st.booleans())
     def put(self, at: int, well: bool) -> None:
-        self.world.put(KEYS[at], well)
+        if KEYS[at] not in self.world.filling:
+            self.world.put(KEYS[at], well)
+
+    @rule(at=st.integers(0, 23))
+    def begin_put(self, at: int) -> None:
+        if len(self.world.filling) < 2:
+            self.world.begin_put(KEYS[at])
+
+    @rule(at=st.integers(0, 1), well=st.booleans())
+    def end_put(self, at: int, well: bool) -> None:
+        if at < len(self.world.filling):
+            self.world.end_put(list(self.world.filling)[at], well)
 
     @rule(draw=st.randoms(use_true_random=False), urgent=st.booleans(), ahead=st.integers(1, 3))
     def want(self, draw: random.Random, urgent: bool, ahead: int) -> None:
@@ -399,6 +525,15 @@ class TierMachine(RuleBasedStateMachine):
         if at < len(self.world.flying):
             self.world.end(self.world.flying[at], fault)
 
+    @rule(
+        tier=st.sampled_from(list(Tier)[1:]),
+        faults=st.lists(st.sampled_from(["", "", "", "half"]), min_size=2, max_size=8),
+    )
+    def end_loads(self, tier: Tier, faults: list[str]) -> None:
+        jobs = [job for job in self.world.flying if job.load and job.tier is tier][: len(faults)]
+        if jobs:
+            self.world.end_loads(jobs, faults[: len(jobs)])
+
     @rule(at=st.integers(0, 23))
     def forget(self, at: int) -> None:
         self.world.machine.forget(KEYS[at])
@@ -420,6 +555,8 @@ class TierMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.world.now += 100
+        for key in list(self.world.filling):
+            self.world.end_put(key)
         for wish in self.wishes:
             while wish.taken < len(wish.keys):
                 self.world.drain()
@@ -428,6 +565,7 @@ class TierMachine(RuleBasedStateMachine):
             wish.lease.release()
         self.world.drain()
         assert len(self.world.machine.pins) == 0
+        assert not self.world.machine._climbing
         assert not any(self.world.machine.host.state(key) not in (None, State.HERE) for key in KEYS)
         self.world.check()
 

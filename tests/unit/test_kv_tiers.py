@@ -222,8 +222,8 @@ def test_never_another_requests_block(space: MemoryStore, local: MemoryStore) ->
         for thread in threads:
             thread.join()
         assert failures == []
-        assert manager.stats().pinned_blocks == 0
-        assert manager.stats().leases == 0
+        stats = manager.stats()
+        assert (stats.worker_failures, stats.pinned_blocks, stats.leases) == (0, 0, 0)
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------
@@ -324,6 +324,46 @@ def test_a_stream_that_isnt_read_to_its_end_leaves_no_pin(
     assert manager.stats().pinned_blocks == 0
     assert manager.stats().leases == 0
     assert read(manager, KEYS[:40]) == [Outcome.HIT] * 40
+
+
+@pytest.mark.parametrize("ahead", [1, 5, 16])
+def test_blocks_as_far_ahead_as_may_be_come_whatever_was_released(
+    manager: TierManager, space: MemoryStore, ahead: int
+) -> None:
+    """Releases are gathered, but nobody waits for a block that wasn't asked for because of it."""
+    space.blocks = {key: payload(key) for key in KEYS[:60]}
+    with manager.prefetch(KEYS[:60], ahead=ahead, timeout_s=60) as stream:
+        for position in range(60):
+            block = stream.block(min(59, position + ahead - 1))
+            assert block.memory is not None
+            assert bytes(block.memory.view) == payload(block.key)
+            assert manager.stats().pinned_blocks <= ahead
+            stream.release()
+        assert manager.stats().pinned_blocks == 0
+        with pytest.raises(errors.InvalidArgument, match="all 60 blocks"):
+            stream.release()
+    assert stream.failed == []
+
+
+def test_what_a_lease_held_isnt_given_out_after_its_end(space: MemoryStore) -> None:
+    """Not even what had come, and was to be read next."""
+    space.blocks = {key: payload(key) for key in KEYS[:8]}
+    with TierManager(config(), space=space) as manager, manager.prefetch(KEYS[:8], lease_s=3600) as stream:
+        manager.flush()
+        assert stream.block(0).memory is not None
+        manager._machine.sweep(float("inf"))
+        with pytest.raises(errors.BadHandle, match="memory may be others'"):
+            stream.block(1)
+
+
+def test_a_store_that_answers_too_few_blocks_fails_them_all(manager: TierManager, space: MemoryStore) -> None:
+    space.get_many = lambda keys, into, timeout_s=None: Results(  # type: ignore[method-assign]
+        np.array([Status.HIT], dtype=np.uint8), np.array([BLOCK]), {}
+    )
+    with manager.prefetch(KEYS[:3]) as stream:
+        blocks = list(stream)
+    assert [block.outcome for block in blocks] == [Outcome.FAILED] * 3
+    assert "answered 1 of 3 blocks" in str(blocks[0].error)
 
 
 def test_a_block_that_doesnt_come_in_time_is_failed(space: MemoryStore) -> None:

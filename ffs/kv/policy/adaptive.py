@@ -71,9 +71,9 @@ class Adaptive:
     def __len__(self) -> int:
         return len(self._leader.order)
 
-    def insert(self, key: bytes, nbytes: int) -> None:
+    def insert(self, key: bytes, nbytes: int, held: bool = False) -> None:
         for order in self._orders:
-            order.insert(key, nbytes)
+            order.insert(key, nbytes, held)
         self._learn(key, nbytes)
 
     def touch(self, key: bytes) -> None:

@@ -8,6 +8,7 @@ with more uses stays. With as many, the newcomer does: the order of eviction has
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 _WORDS: Final = struct.Struct("<4I")
@@ -31,14 +32,29 @@ class Sketch:
         self._limit = width * _FADE_AFTER
 
     def add(self, key: bytes) -> None:
-        """One use. Only the least of a key's counters grow: so others disturb it less."""
-        mask = self._mask
-        least = self.count(key)
-        if least < _MOST:
-            for row, word in zip(self._rows, _WORDS.unpack_from(key), strict=True):
-                if row[word & mask] == least:
-                    row[word & mask] = least + 1
-        self._uses += 1
+        """One use."""
+        self.add_many((key,))
+
+    def add_many(self, keys: Sequence[bytes]) -> None:
+        """One use of each. Only the least of a key's counters grow: so others disturb it less."""
+        mask, unpack = self._mask, _WORDS.unpack_from
+        row_a, row_b, row_c, row_d = self._rows
+        for key in keys:
+            a, b, c, d = unpack(key)
+            a, b, c, d = a & mask, b & mask, c & mask, d & mask
+            in_a, in_b, in_c, in_d = row_a[a], row_b[b], row_c[c], row_d[d]
+            least = _least(in_a, in_b, in_c, in_d)
+            if least == _MOST:
+                continue
+            if in_a == least:
+                row_a[a] = least + 1
+            if in_b == least:
+                row_b[b] = least + 1
+            if in_c == least:
+                row_c[c] = least + 1
+            if in_d == least:
+                row_d[d] = least + 1
+        self._uses += len(keys)
         if self._uses >= self._limit:
             self._rows = tuple(row.translate(_HALF) for row in self._rows)
             self._uses //= 2
@@ -46,12 +62,17 @@ class Sketch:
     def count(self, key: bytes) -> int:
         """0 to 15."""
         mask = self._mask
-        first, second, third, fourth = _WORDS.unpack_from(key)
-        rows = self._rows
-        least: int = min(
-            rows[0][first & mask], rows[1][second & mask], rows[2][third & mask], rows[3][fourth & mask]
-        )
-        return least
+        a, b, c, d = _WORDS.unpack_from(key)
+        row_a, row_b, row_c, row_d = self._rows
+        return _least(row_a[a & mask], row_b[b & mask], row_c[c & mask], row_d[d & mask])
+
+
+def _least(a: int, b: int, c: int, d: int) -> int:
+    """As min does, in half the time."""
+    low = a if a < b else b
+    if c < low:
+        low = c
+    return d if d < low else low
 
 
 class ScanGuard:
@@ -68,6 +89,9 @@ class ScanGuard:
 
     def used(self, key: bytes) -> None:
         self._sketch.add(key)
+
+    def used_many(self, keys: Sequence[bytes]) -> None:
+        self._sketch.add_many(keys)
 
     def uses(self, key: bytes) -> int:
         """Late uses of a key, about."""

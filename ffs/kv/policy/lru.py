@@ -19,11 +19,12 @@ class Lru:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def insert(self, key: bytes, nbytes: int) -> None:
+    def insert(self, key: bytes, nbytes: int, held: bool = False) -> None:
         assert key not in self._sizes, "inserted twice"
         self._sizes[key] = nbytes
         self.total_bytes += nbytes
-        self._line[key] = None
+        if not held:
+            self._line[key] = None
 
     def touch(self, key: bytes) -> None:
         if key in self._line:

@@ -59,7 +59,7 @@ class LruK:
         if len(uses) > self._k:
             del uses[0]
 
-    def insert(self, key: bytes, nbytes: int) -> None:
+    def insert(self, key: bytes, nbytes: int, held: bool = False) -> None:
         assert key not in self._blocks, "inserted twice"
         ghost = self._ghosts.pop(key, None)
         uses: list[int] = []
@@ -67,9 +67,10 @@ class LruK:
             self.ghost_bytes -= ghost[0]
             uses = ghost[1]
         self._used(uses)
-        block = self._blocks[key] = _Block(nbytes, uses)
+        block = self._blocks[key] = _Block(nbytes, uses, held=held)
         self.total_bytes += nbytes
-        self._line_up(key, block)
+        if not held:
+            self._line_up(key, block)
 
     def touch(self, key: bytes) -> None:
         self._used(self._blocks[key].uses)

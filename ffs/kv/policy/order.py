@@ -25,8 +25,8 @@ class Order(Protocol):
 
     def __len__(self) -> int: ...
 
-    def insert(self, key: bytes, nbytes: int) -> None:
-        """A block that isn't there is now. This counts as a use."""
+    def insert(self, key: bytes, nbytes: int, held: bool = False) -> None:
+        """A block that isn't there is now. This counts as a use. `held`: and it can't go until `free`."""
         ...
 
     def touch(self, key: bytes) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ffs.errors import InvalidArgument
@@ -83,7 +84,7 @@ class Residency(Watcher):
     def has(self, key: bytes) -> bool:
         """Whether its bytes can be read here."""
         block = self._blocks.get(key)
-        return block is not None and block.state != State.FILLING
+        return block is not None and block.state is not State.FILLING
 
     # --- coming in ------------------------------------------------------------------------------
 
@@ -98,20 +99,24 @@ class Residency(Watcher):
 
     def filled(self, key: bytes) -> None:
         """Its bytes are here."""
-        block = self._blocks[key]
-        assert block.state == State.FILLING
-        block.state = State.HERE
-        self._order.insert(key, block.nbytes)
-        self._young[key] = block.nbytes
-        self._young_bytes += block.nbytes
-        if block.pinned:
-            self._order.hold(key)
+        self.filled_many((key,))
+
+    def filled_many(self, keys: Iterable[bytes]) -> None:
+        """Their bytes are here."""
+        blocks, order, young = self._blocks, self._order, self._young
+        for key in keys:
+            block = blocks[key]
+            assert block.state is State.FILLING
+            block.state = State.HERE
+            order.insert(key, block.nbytes, block.pinned)
+            young[key] = block.nbytes
+            self._young_bytes += block.nbytes
         self._close_window()
 
     def failed(self, key: bytes) -> None:
         """They never came: nothing of it is left."""
         block = self._blocks.pop(key)
-        assert block.state == State.FILLING
+        assert block.state is State.FILLING
         self.used -= block.nbytes
 
     def _close_window(self) -> None:
@@ -119,7 +124,7 @@ class Residency(Watcher):
             key, nbytes = self._young.popitem(last=False)
             self._young_bytes -= nbytes
             block = self._blocks[key]
-            if self._guard is None or block.pinned or block.state != State.HERE:
+            if self._guard is None or block.pinned or block.state is not State.HERE:
                 continue
             if self.used <= self.marks.low:
                 continue  # there is room for both
@@ -131,16 +136,23 @@ class Residency(Watcher):
 
     def touch(self, key: bytes) -> bool:
         """A use, whether the block is here or not (what is wanted and absent is used too); whether it is."""
+        return self.touch_many((key,))[0]
+
+    def touch_many(self, keys: Sequence[bytes]) -> list[bool]:
+        """A use of each; which of them are here."""
         if self._guard is not None:
-            self._guard.used(key)
-        block = self._blocks.get(key)
-        if block is None or block.state == State.FILLING:
-            return False
-        self._cheap.pop(key, None)
-        if block.state == State.LEAVING:
-            self.stay(key)
-        self._order.touch(key)
-        return True
+            self._guard.used_many(keys)
+        found = [self._blocks.get(key) for key in keys]
+        there = [block is not None and block.state is not State.FILLING for block in found]
+        if True in there:
+            for key, block in zip(keys, found, strict=True):
+                if block is None or block.state is State.FILLING:
+                    continue
+                self._cheap.pop(key, None)
+                if block.state is State.LEAVING:
+                    self.stay(key)
+                self._order.touch(key)
+        return there
 
     def pinned(self, key: bytes) -> None:
         self._pinned.add(key)
@@ -148,9 +160,9 @@ class Residency(Watcher):
         if block is None or block.pinned:
             return
         block.pinned = True
-        if block.state == State.LEAVING:
+        if block.state is State.LEAVING:
             self.stay(key)
-        elif block.state == State.HERE:
+        elif block.state is State.HERE:
             self._order.hold(key)
         self._cheap.pop(key, None)
 
@@ -160,7 +172,7 @@ class Residency(Watcher):
         if block is None or not block.pinned:
             return
         block.pinned = False
-        if block.state == State.HERE:
+        if block.state is State.HERE:
             self._order.free(key)
 
     # --- going ----------------------------------------------------------------------------------
@@ -178,13 +190,14 @@ class Residency(Watcher):
         goal = max(0, min(self.marks.low, roof))
         found: list[bytes] = []
         spared: list[bytes] = []
+        guard = self._guard
+        rivals = self._rivals() if guard is not None else []
         while stays > goal and len(found) < most:
             key = self._next(spared)
             if key is None:
                 break
-            rival = self._rival(key)
-            if rival is not None:
-                key = rival
+            if guard is not None and rivals and key not in self._cheap and not guard.admits(rivals[-1], key):
+                key = rivals.pop()
             held = key in spared
             if held:
                 spared.remove(key)
@@ -208,15 +221,12 @@ class Residency(Watcher):
             spared.append(key)
         return None
 
-    def _rival(self, victim: bytes) -> bytes | None:
-        """The oldest of the window, if admission would rather have it go than `victim`."""
-        if self._guard is None or victim in self._cheap:
-            return None
-        for key in self._young:
-            block = self._blocks[key]
-            if block.state == State.HERE and not block.pinned:
-                return None if self._guard.admits(key, victim) else key
-        return None
+    def _rivals(self) -> list[bytes]:
+        """Those of the window that admission may rather have go than the order's victim, the oldest last."""
+        blocks = self._blocks
+        here = [key for key in self._young if blocks[key].state is State.HERE and not blocks[key].pinned]
+        here.reverse()
+        return here
 
     def _leave(self, key: bytes, held: bool = False) -> int:
         block = self._blocks[key]
@@ -230,7 +240,7 @@ class Residency(Watcher):
     def stay(self, key: bytes) -> None:
         """What leaves doesn't after all: it was used or pinned, or the copy failed."""
         block = self._blocks[key]
-        assert block.state == State.LEAVING
+        assert block.state is State.LEAVING
         block.state = State.HERE
         self.leaving -= block.nbytes
         if not block.pinned:
@@ -239,7 +249,7 @@ class Residency(Watcher):
     def gone(self, key: bytes) -> None:
         """What was leaving has left; its room is free."""
         block = self._blocks[key]
-        assert block.state == State.LEAVING, "only what leaves goes"
+        assert block.state is State.LEAVING, "only what leaves goes"
         self.leaving -= block.nbytes
         self._forget(key, block)
         self._order.evict(key)
@@ -247,10 +257,10 @@ class Residency(Watcher):
     def drop(self, key: bytes) -> None:
         """It ceases to exist here, whatever its state (it was damaged, its space was purged)."""
         block = self._blocks[key]
-        if block.state == State.LEAVING:
+        if block.state is State.LEAVING:
             self.leaving -= block.nbytes
         self._forget(key, block)
-        if block.state != State.FILLING:
+        if block.state is not State.FILLING:
             self._order.remove(key)
 
     def _forget(self, key: bytes, block: _Block) -> None:
@@ -265,9 +275,9 @@ class Residency(Watcher):
         """For tests: counters agree with what is listed."""
         blocks = self._blocks.values()
         assert self.used == sum(block.nbytes for block in blocks)
-        assert self.leaving == sum(block.nbytes for block in blocks if block.state == State.LEAVING)
+        assert self.leaving == sum(block.nbytes for block in blocks if block.state is State.LEAVING)
         assert self._order.total_bytes == sum(
-            block.nbytes for block in blocks if block.state != State.FILLING
+            block.nbytes for block in blocks if block.state is not State.FILLING
         )
         assert self._young_bytes == sum(self._young.values())
         assert all(key in self._blocks for key in (*self._young, *self._cheap))

@@ -36,14 +36,15 @@ class S3Fifo:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def insert(self, key: bytes, nbytes: int) -> None:
+    def insert(self, key: bytes, nbytes: int, held: bool = False) -> None:
         assert key not in self._blocks, "inserted twice"
         ghost = self._ghosts.pop(key, None)
         if ghost is not None:
             self.ghost_bytes -= ghost
         block = self._blocks[key] = _Block(nbytes, main=ghost is not None)
         self.total_bytes += nbytes
-        self._line_up(key, block)
+        if not held:
+            self._line_up(key, block)
 
     def _line_up(self, key: bytes, block: _Block) -> None:
         if block.main:

@@ -131,25 +131,40 @@ class BlockStore:
                 loaded[positions] = self.load(keys[positions], _part(blocks, positions))
             return loaded
         done = self._load_once(keys, blocks, self.settings.load_timeout_s)
+        whole: Flags = done == Status.HIT
+        if whole.all():
+            self._tally.add(loaded=len(keys))
+            return whole
         doubtful = np.flatnonzero(done == Status.ERROR)
         left_s = began + self.settings.load_timeout_s - time.monotonic()
         if doubtful.size and left_s > 0.05 and self.breaker.state is State.CLOSED:
             self._tally.add(retried=int(doubtful.size))
             done[doubtful] = self._load_once(keys[doubtful], _part(blocks, doubtful), left_s)
-        whole: Flags = done == Status.HIT
+        whole = done == Status.HIT
         self._tally.add(loaded=int(whole.sum()), missed=int((done == Status.MISS).sum()))
         return whole
 
     def _load_once(self, keys: Keys, blocks: SharedBlocks, timeout_s: float) -> npt.NDArray[np.uint8]:
+        lengths = blocks.lengths
+        if len(keys) and (lengths == lengths[0]).all():  # the usual case
+            return self._load_size(keys, blocks, int(lengths[0]), timeout_s)
         status = np.full(len(keys), Status.ERROR, dtype=np.uint8)
         # One call for each size: a destination has no room for a longer block.
-        for size in np.unique(blocks.lengths).tolist():
-            same = np.flatnonzero(blocks.lengths == size)
-            results = self._call(len(same), _reading(keys[same], _part(blocks, same), size, timeout_s))
-            if results is not None:
-                whole = (results.status != Status.HIT) | (results.lengths == size)
-                status[same] = np.where(whole, results.status, np.uint8(Status.MISS))
+        for size in np.unique(lengths).tolist():
+            same = np.flatnonzero(lengths == size)
+            status[same] = self._load_size(keys[same], _part(blocks, same), size, timeout_s)
         return status
+
+    def _load_size(
+        self, keys: Keys, blocks: SharedBlocks, size: int, timeout_s: float
+    ) -> npt.NDArray[np.uint8]:
+        results = self._call(len(keys), _reading(keys, blocks, size, timeout_s))
+        if results is None:
+            return np.full(len(keys), Status.ERROR, dtype=np.uint8)
+        other = (results.status == Status.HIT) & (results.lengths != size)
+        if other.any():
+            return np.where(other, np.uint8(Status.MISS), results.status)
+        return results.status
 
     def store(self, keys: Keys, blocks: SharedBlocks) -> Flags:
         """Stores blocks that aren't there: True, durable, or else perhaps not there."""
@@ -282,5 +297,9 @@ def _hits(results: Results | None, count: int) -> Flags:
 
 def _part(blocks: SharedBlocks, positions: npt.NDArray[np.intp]) -> SharedBlocks:
     return SharedBlocks(
-        blocks.handles[positions], blocks.offsets[positions], blocks.lengths[positions], blocks.keep
+        blocks.handles[positions],
+        blocks.offsets[positions],
+        blocks.lengths[positions],
+        blocks.keep,
+        blocks.foreign,
     )

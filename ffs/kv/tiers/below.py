@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ffs.kv.policy import Marks, Pins, Residency, ScanGuard, make_order
@@ -31,8 +31,8 @@ class Held:
 
     slot: int
     nbytes: int
-    saves: set[Tier] = field(default_factory=set)
-    given_up: set[Tier] = field(default_factory=set)
+    saves: frozenset[Tier] = frozenset()
+    given_up: frozenset[Tier] = frozenset()
     onward: bool = False
     """It came up only to be stored in the space."""
 
@@ -103,16 +103,22 @@ class Below:
         held = self._held[key]
         return held.slot, held.nbytes
 
-    def note_shared(self, key: bytes) -> None:
-        """The space has it."""
-        self._shared[key] = None
-        self._shared.move_to_end(key)
-        if len(self._shared) > _SHARED_NAMES:
-            self._shared.popitem(last=False)
+    def note_shared(self, keys: Iterable[bytes]) -> None:
+        """The space has them."""
+        shared = self._shared
+        for key in keys:
+            shared[key] = None
+            shared.move_to_end(key)
+        while len(shared) > _SHARED_NAMES:
+            shared.popitem(last=False)
 
     def loads_wait(self) -> bool:
         """Whether anybody waits for a load."""
         return bool(self._awaited)
+
+    def stores_due(self, tier: Tier) -> bool:
+        """Whether anything is to be stored in that tier, or removed from it."""
+        return bool(self._saves[tier]) or (tier is Tier.LOCAL and bool(self._removals))
 
     def queued(self, tier: Tier) -> int:
         """Loads that wait for that tier or are in flight."""
@@ -192,6 +198,8 @@ class Below:
     def _below(self, key: bytes, held: Held) -> Tier | None:
         """Where it must be stored before it goes; None: nowhere. See _hurry for when there is no time."""
         local = self.local
+        if local is None and key in self._shared:  # as most blocks are, and most managers
+            return None
         kept = local is not None and local.has(key)
         if local is not None and not held.onward and not kept and Tier.LOCAL not in held.given_up:
             return Tier.LOCAL
@@ -207,11 +215,13 @@ class Below:
     def _go(self, key: bytes) -> None:
         held = self._held.pop(key)
         for line in self._saves.values():
-            line.pop(key, None)
+            if line:
+                line.pop(key, None)
         self.host.gone(key)
         self._free.append(held.slot)
-        self._end_climb(key)
-        if self.where(key) is None:
+        if self._climbing:
+            self._end_climb(key)
+        if key not in self._shared and self.where(key) is None:
             self.counts.dropped += 1
 
     def adopt(self, key: bytes, nbytes: int) -> bool:
@@ -253,12 +263,12 @@ class Below:
                 if not self._room_in_local(key, held):
                     if not self._free and self.host.state(key) == State.LEAVING:
                         # Those that make room there may need a slot here to do so: it goes past them.
-                        held.given_up.add(tier)
+                        held.given_up |= {tier}
                         self._settle(key)
                         continue
                     waiting.append(key)
                     break
-            held.saves.add(tier)
+            held.saves |= {tier}
             jobs.append(Job(key, tier, held.slot, held.nbytes, load=False))
         for key in waiting:
             line[key] = None
@@ -311,20 +321,20 @@ class Below:
         self._storing[tier] -= 1
         counts = self.counts.of(tier)
         held = self._held[key]
-        held.saves.discard(tier)
+        held.saves -= {tier}
         if well:
             self.breakers[tier].well()
             counts.stores += 1
             counts.store_bytes += job.nbytes
             if tier is Tier.SPACE:
-                self.note_shared(key)
+                self.note_shared((key,))
             else:
                 assert self.local is not None
                 self.local.filled(key)
         else:
             self.breakers[tier].failed(now)
             counts.store_errors += 1
-            held.given_up.add(tier)
+            held.given_up |= {tier}
             if tier is Tier.LOCAL and self.local is not None:
                 self.local.failed(key)
                 self._removals.append(key)  # whatever is left of it
@@ -340,7 +350,7 @@ class Below:
             held = self._held.get(key)
             if held is None:
                 continue
-            held.given_up.add(tier)
+            held.given_up |= {tier}
             if tier is Tier.SPACE:
                 held.onward = False
                 self._end_climb(key)

@@ -16,7 +16,8 @@ from ffs._native.iov import IovSlice
 from ffs.errors import BadHandle, FfsError, InvalidArgument
 from ffs.kv.policy import Marks, Pins, Residency, ScanGuard, make_order
 from ffs.kv.policy.pins import Lease
-from ffs.kv.tiers.manager import Stream, TierManager
+from ffs.kv.tiers.manager import TierManager
+from ffs.kv.tiers.streams import Stream
 from ffs.kv.tiers.words import Outcome
 
 _DEPTH: Final = 4

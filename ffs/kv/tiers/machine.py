@@ -12,9 +12,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
+
 from ffs.errors import BadHandle, FfsError, InvalidArgument
 from ffs.kv.policy import Lease
-from ffs.kv.results import Status
+from ffs.kv.results import Results, Status
 from ffs.kv.tiers.below import Awaited, Below, Held
 from ffs.kv.tiers.words import Job, Outcome, Share, Tier, Wish
 
@@ -38,6 +40,9 @@ class Machine(Below):
             self.counts.puts_refused += 1
             return None
         held = self._held[key] = Held(self._free.pop(), nbytes)
+        awaited = self._awaited.get(key)
+        if awaited is not None:  # lined up for a load that hasn't begun: who waits gets this one
+            awaited.tier = Tier.HOST
         self.host.touch(key)
         self.counts.puts += 1
         return held.slot
@@ -48,48 +53,64 @@ class Machine(Below):
             self.host.failed(key)
             self._free.append(self._held.pop(key).slot)
             awaited = self._awaited.pop(key, None)
+            if awaited is not None and awaited.climbs:
+                awaited.tier = Tier.LOCAL
+                self._awaited[key] = awaited
+                self._line_up(key, awaited, any(wish.urgent for wish in awaited.wishes))
+                return
             for wish in awaited.wishes if awaited is not None else ():
                 self._seek(wish, key)
             return
-        self._arrive(key)
         awaited = self._awaited.pop(key, None)
+        climbs = self._held[key].onward = awaited is not None and awaited.climbs
+        self._arrive((key,))
+        if climbs:
+            self._saves[Tier.SPACE].setdefault(key)
         for wish in awaited.wishes if awaited is not None else ():
             self._answer(wish, key, Outcome.HIT, None)
 
-    def _arrive(self, key: bytes) -> None:
-        self.host.filled(key)
-        self._consider_sharing(key)
+    def _arrive(self, keys: Sequence[bytes]) -> None:
+        self.host.filled_many(keys)
+        self._consider_sharing(keys)
         self._trim()
 
-    def _consider_sharing(self, key: bytes) -> None:
-        settings = self.settings
-        if settings.share is not Share.EAGER or Tier.SPACE not in self._saves or key in self._shared:
+    def _consider_sharing(self, keys: Sequence[bytes]) -> None:
+        if self.settings.share is not Share.EAGER or Tier.SPACE not in self._saves:
             return
-        held = self._held.get(key)
-        if held is None or Tier.SPACE in held.given_up or Tier.SPACE in held.saves:
-            return
-        if self._used_enough(key):
-            self._saves[Tier.SPACE].setdefault(key)
+        for key in keys:
+            if key in self._shared:
+                continue
+            held = self._held.get(key)
+            if held is None or Tier.SPACE in held.given_up or Tier.SPACE in held.saves:
+                continue
+            if self._used_enough(key):
+                self._saves[Tier.SPACE].setdefault(key)
 
     # --- wishes ---------------------------------------------------------------------------------
 
     def want(self, keys: Sequence[bytes], lease: Lease, *, urgent: bool = False, ahead: int = 0) -> Wish:
         """Blocks in order of need. `ahead`: see Wish; 0: all of them at once."""
-        wish = Wish(keys, lease, urgent, ahead or len(keys))
+        wish = Wish(keys, lease, urgent, ahead or len(keys), repeats=len(set(keys)) < len(keys))
         self._ask(wish)
         return wish
 
-    def take(self, wish: Wish) -> None:
-        """The next position of the wish is over: its block may go, and one more is asked for."""
+    def take(self, wish: Wish, count: int = 1) -> None:
+        """The next positions of the wish are over, so many that were asked for: their blocks may go, and as
+        many more are asked for."""
         if wish.live and not wish.lease.live:
             self.cancel(wish)
             raise BadHandle(
                 "the lease of these blocks ended before they were used: the memory may be others'"
             )
-        key = wish.keys[wish.taken]
-        wish.taken += 1
-        if key not in wish.keys[wish.taken : wish.asked]:
-            wish.lease.unpin([key])
+        assert wish.taken + count <= wish.asked, "taken before it was asked for"
+        over = wish.keys[wish.taken : wish.taken + count]
+        wish.taken += count
+        if wish.repeats:
+            rest = set(wish.keys[wish.taken : wish.asked])
+            over = [key for key in over if key not in rest]
+        wish.lease.unpin(over)
+        for key in over:
+            wish.outcomes.pop(key, None)  # a later position of it is asked for anew
         self._ask(wish)
 
     def cancel(self, wish: Wish) -> None:
@@ -101,39 +122,42 @@ class Machine(Below):
             if awaited is None or wish not in awaited.wishes:
                 continue
             awaited.wishes.remove(wish)
-            if not awaited.wishes and awaited.job is None and self.host.state(key) is None:
+            idle = not awaited.wishes and not awaited.climbs and awaited.job is None
+            if idle and self.host.state(key) is None:
                 del self._awaited[key]  # its entry in the line is passed over
 
     def _ask(self, wish: Wish) -> None:
-        while wish.live and wish.asked < len(wish.keys) and wish.asked - wish.taken < wish.ahead:
-            key = wish.keys[wish.asked]
-            wish.asked += 1
-            self._wish_for(wish, key)
-
-    def _wish_for(self, wish: Wish, key: bytes) -> None:
-        self.counts.wanted += 1
-        wish.lease.pin([key])
-        there = self.host.touch(key)
-        if there:
-            self.counts.host_hits += 1
-            self._consider_sharing(key)
-            self._answer(wish, key, Outcome.HIT, None)
+        keys = wish.keys[wish.asked : min(len(wish.keys), wish.taken + wish.ahead)]
+        if not wish.live or not keys:
             return
+        wish.asked += len(keys)
+        self.counts.wanted += len(keys)
+        wish.lease.pin(keys)
+        absent = []
+        for key, there in zip(keys, self.host.touch_many(keys), strict=True):
+            if there:
+                self.counts.host_hits += 1
+                self._consider_sharing((key,))
+                wish.outcomes[key] = Outcome.HIT
+            else:
+                absent.append(key)
         if self.local is not None:
-            self.local.touch(key)
-        self._seek(wish, key)
+            self.local.touch_many(absent)
+        for key in absent:
+            self._seek(wish, key)
 
     def _seek(self, wish: Wish, key: bytes) -> None:
         awaited = self._awaited.get(key)
         if awaited is not None:
             awaited.wishes.append(wish)
-            if wish.urgent and awaited.job is None:
+            if wish.urgent and awaited.job is None and awaited.tier is not Tier.HOST:
                 self._line_up(key, awaited, True)
             return
-        tier = self._source(key)
         if self.host.state(key) is not None:  # somebody is filling it just now
             self._awaited[key] = Awaited([wish], Tier.HOST)
-        elif tier is None:
+            return
+        tier = self._source(key)
+        if tier is None:
             self._answer(wish, key, Outcome.MISS, None)
         else:
             awaited = self._awaited[key] = Awaited([wish], tier)
@@ -192,6 +216,16 @@ class Machine(Below):
         line = self._lines[tier]
         return bool(line) and (len(line) >= most or line[0][0] == 0 or not self._flying[tier])
 
+    def at_once(self, tier: Tier) -> int:
+        """How many loads should make a batch, by who waits for the first of them: a reader that is ahead
+        reads one half while the other is on its way. What is urgent is needed whole, and few loads at a time
+        leave a store idle: two batches make up what it has in flight at least."""
+        line = self._lines[tier]
+        awaited = self._awaited.get(line[0][2]) if line and line[0][0] else None
+        if awaited is None or not awaited.wishes:
+            return self.settings.most_in_flight
+        return max(1, self.settings.least_in_flight // 2, awaited.wishes[0].ahead // 2)
+
     def _refuse(self, tier: Tier) -> None:
         """The store rests: who waits for it computes instead, now."""
         line, self._lines[tier] = self._lines[tier], []
@@ -209,37 +243,50 @@ class Machine(Below):
             for wish in awaited.wishes:
                 self._answer(wish, key, Outcome.FAILED, error)
 
-    def load_ended(
-        self,
-        job: Job,
-        status: Status,
-        nbytes: int,
-        error: FfsError | None,
-        now: float,
-        latency_s: float,
-    ) -> None:
-        """What became of a load; `nbytes` of a HIT."""
+    def loads_ended(self, jobs: Sequence[Job], results: Results, now: float, latency_s: float) -> None:
+        """What became of a batch of loads from one tier, which took so long."""
+        tier = jobs[0].tier
+        counts = self.counts.of(tier)
+        self.windows[tier].ended(latency_s, self._flying[tier], len(jobs))
+        self._flying[tier] -= len(jobs)
+        came, climbing = list[bytes](), list[bytes]()
+        for job, nbytes, hit in zip(
+            jobs, results.lengths.tolist(), (results.status == Status.HIT).tolist(), strict=True
+        ):
+            if not hit:
+                continue
+            key = job.key
+            awaited, held = self._awaited.pop(key), self._held[key]
+            assert awaited.job is job
+            held.nbytes = nbytes
+            held.onward = awaited.climbs
+            counts.load_bytes += nbytes
+            came.append(key)
+            if awaited.climbs:
+                climbing.append(key)
+            for wish in awaited.wishes:
+                wish.outcomes[key] = Outcome.HIT
+        if came:
+            counts.loads += len(came)
+            if tier is Tier.SPACE:
+                self.note_shared(came)
+            self._arrive(came)
+            for key in climbing:
+                self._saves[Tier.SPACE].setdefault(key)
+        before = -1
+        for at in np.flatnonzero(results.status != Status.HIT).tolist() if len(came) < len(jobs) else ():
+            if at > before + 1:
+                self.breakers[tier].well()
+            before = at
+            self._load_failed(jobs[at], results[at], results.errors.get(at), now)
+        if before + 1 < len(jobs):
+            self.breakers[tier].well()
+
+    def _load_failed(self, job: Job, status: Status, error: FfsError | None, now: float) -> None:
         tier, key = job.tier, job.key
         counts = self.counts.of(tier)
-        self.windows[tier].ended(latency_s, self._flying[tier])
-        self._flying[tier] -= 1
         awaited = self._awaited[key]
         assert awaited.job is job
-        if status is Status.HIT:
-            self.breakers[tier].well()
-            counts.loads += 1
-            counts.load_bytes += nbytes
-            self._held[key].nbytes = nbytes
-            del self._awaited[key]
-            if tier is Tier.SPACE:
-                self.note_shared(key)
-            self._held[key].onward = awaited.climbs
-            self._arrive(key)
-            if awaited.climbs:
-                self._saves[Tier.SPACE].setdefault(key)
-            for wish in awaited.wishes:
-                self._answer(wish, key, Outcome.HIT, None)
-            return
         self.host.failed(key)
         self._free.append(self._held.pop(key).slot)
         awaited.job = None

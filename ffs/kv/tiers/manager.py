@@ -22,23 +22,12 @@ from ffs.kv.cost import CostCounts, CostModel, Decision
 from ffs.kv.results import Results, Status
 from ffs.kv.tiers.machine import Machine
 from ffs.kv.tiers.store import BlockStore
+from ffs.kv.tiers.streams import Block, Stream
 from ffs.kv.tiers.words import Counts, Job, Outcome, Settings, Tier, Wish
 from ffs.kv.tiers.workers import Workers
 
 _NAP_S: Final = 0.05
 _BATCH: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One position of a stream. `memory`: its bytes in host memory if it is a HIT, valid until the stream
-    goes on or ends; else None: compute the block. `error` says why a FAILED one couldn't be had."""
-
-    position: int
-    key: bytes
-    outcome: Outcome
-    memory: IovSlice | None
-    error: FfsError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,64 +45,13 @@ class TierStats:
     workers: int
 
 
-class Stream:
-    """Blocks that a request reads, first to last, while the next ones are on their way. To be used by
-    `with`; one thread at a time. However it ends, nothing stays pinned."""
-
-    def __init__(self, manager: TierManager, wish: Wish, timeout_s: float) -> None:
-        self._manager = manager
-        self._wish = wish
-        self._timeout_s = timeout_s
-        self.failed: list[int] = []
-        """Positions that were FAILED so far."""
-        self.missed: list[int] = []
-        """Positions that were a MISS so far."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        return len(self._wish.keys)
-
-    def __iter__(self) -> Iterator[Block]:
-        for position in range(len(self._wish.keys)):
-            yield self.block(position)
-            self.release()
-
-    def release(self) -> None:
-        """The first block that wasn't released yet is over; one more is asked for."""
-        self._manager._take(self._wish)
-
-    def block(self, position: int) -> Block:
-        """Waits for a position, not more than `ahead` after the first that wasn't released yet."""
-        block = self._manager._await(self._wish, position, self._timeout_s)
-        if block.outcome is Outcome.FAILED:
-            self.failed.append(position)
-        elif block.outcome is Outcome.MISS:
-            self.missed.append(position)
-        return block
-
-    def wait_all(self) -> list[Block]:
-        """All at once, each in its memory until the stream is closed. For streams that hold all (`fetch`)."""
-        return [self.block(position) for position in range(len(self._wish.keys))]
-
-    def close(self) -> None:
-        """Unpins what is left. Repeatable."""
-        self._manager._cancel(self._wish)
-
-
 class TierManager:
     """Thread-safe. Threads of its own move blocks; no call of an engine waits for a store but those that say
     so.
 
     `space`, `local`: stores below the host's memory, each may be None; they stay the caller's.
-    `timeout_s`: of each batch. `workers`: threads that load, by store: each has its part of the window in
-    flight, so more than one pay only where there are cores to spare.
+    `timeout_s`: of each batch. `workers`: threads that load, by store, each with its part of the window in
+    flight: with two, a store works for one while the other sees to what has come.
     """
 
     def __init__(
@@ -124,7 +62,7 @@ class TierManager:
         local: BlockStore | None = None,
         cost: CostModel | None = None,
         timeout_s: float = 10.0,
-        workers: int = 1,
+        workers: int = 2,
         hugepages: bool = False,
     ) -> None:
         stores = {Tier.LOCAL: local, Tier.SPACE: space}
@@ -141,8 +79,9 @@ class TierManager:
         self.settings = settings
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._news = threading.Condition(self._lock)
+        self._news = threading.Condition(self._lock)  # for streams, and flush
+        self._loads = {tier: threading.Condition(self._lock) for tier in self._stores}
+        self._saves = {tier: threading.Condition(self._lock) for tier in self._stores}
         self._machine = Machine(settings, list(self._stores))
         self._cost = cost
         self._closed = False
@@ -248,7 +187,7 @@ class TierManager:
             for at, there in zip(asked, found.hits.tolist(), strict=True):
                 known[at] = there
                 if there:
-                    self._machine.note_shared(keys[at])
+                    self._machine.note_shared((keys[at],))
         return next((at for at, there in enumerate(known) if not there), len(keys))
 
     def where(self, key: bytes) -> Tier | None:
@@ -308,31 +247,50 @@ class TierManager:
         begin = slot * self.settings.stride
         return self.memory[begin : begin + nbytes]
 
-    def _await(self, wish: Wish, position: int, timeout_s: float) -> Block:
+    def _await(self, wish: Wish, position: int, over: int, timeout_s: float) -> list[Block]:
+        """What has come of a wish from `position` on, in one piece; waits for the first. None of it: that
+        didn't come in time. `over`: the positions before are."""
         key = wish.keys[position]
         limit = time.monotonic() + timeout_s
         with self._lock:
-            while (outcome := wish.outcomes.get(key)) is None:
+            while key not in wish.outcomes:
                 if self._closed or not wish.live:
                     raise BadHandle("this stream is over: its manager or it was closed")
+                if over > wish.taken:
+                    self._give_back(wish, over)
+                    continue
                 if (left := limit - time.monotonic()) <= 0:
-                    error = DeadlineExceeded(f"block {position} didn't come within {timeout_s:g} s")
-                    return Block(position, key, Outcome.FAILED, None, error)
+                    return []
                 self._news.wait(min(left, 1.0))
-            if outcome is not Outcome.HIT:
-                return Block(position, key, outcome, None, wish.errors.get(key))
-            if not wish.live or not wish.lease.live:
-                raise BadHandle("the lease of these blocks is over: their memory may be others'")
-            return Block(position, key, outcome, self._slice(*self._machine.slot(key)), None)
+            return self._come(wish, position)
 
-    def _take(self, wish: Wish) -> None:
+    def _come(self, wish: Wish, position: int) -> list[Block]:
+        """Each in its slot, which is its own as long as the wish holds it."""
+        machine, memory, stride = self._machine, self.memory, self.settings.stride
+        outcomes, blocks = wish.outcomes, list[Block]()
+        for at in range(position, wish.asked):
+            key = wish.keys[at]
+            outcome = outcomes.get(key)
+            if outcome is None:
+                break
+            if outcome is not Outcome.HIT:
+                blocks.append(Block(at, key, outcome, None, wish.errors.get(key)))
+                continue
+            if not wish.lease.live:
+                raise BadHandle("the lease of these blocks is over: their memory may be others'")
+            slot, nbytes = machine.slot(key)
+            blocks.append(Block(at, key, outcome, IovSlice(memory, slot * stride, nbytes), None))
+        return blocks
+
+    def _take(self, wish: Wish, over: int) -> None:
+        """The positions before `over` are."""
         with self._lock:
-            if not wish.live:
-                return
-            machine = self._machine
-            machine.take(wish)
-            if any(machine.loads_due(tier, self._batch(tier)) for tier in self._stores):
-                self._work.notify_all()
+            if wish.live:
+                self._give_back(wish, over)
+
+    def _give_back(self, wish: Wish, over: int) -> None:
+        self._machine.take(wish, over - wish.taken)
+        self._wake_workers()
 
     def _cancel(self, wish: Wish) -> None:
         with self._lock:
@@ -341,36 +299,42 @@ class TierManager:
                 self._wake()
 
     def _wake(self) -> None:
-        self._work.notify_all()
+        self._wake_workers()
         self._news.notify_all()
+
+    def _wake_workers(self) -> None:
+        """Those that find something to do: each wakes up at the cost of a few blocks."""
+        machine = self._machine
+        for tier in self._stores:
+            if self._closed or machine.loads_due(tier, self._batch(tier)):
+                self._loads[tier].notify_all()
+            if self._closed or machine.stores_due(tier):
+                self._saves[tier].notify_all()
 
     # --- the workers' side ----------------------------------------------------------------------
 
     def _batch(self, tier: Tier) -> int:
         """Loads in one call: each thread's part of the window."""
-        return min(_BATCH, max(1, self._machine.windows[tier].size // self._threads))
+        machine = self._machine
+        return min(_BATCH, max(1, machine.windows[tier].size // self._threads), machine.at_once(tier))
 
     def _load(self, tier: Tier) -> bool:
         machine = self._machine
         with self._lock:
-            machine.sweep(time.monotonic())
-            most = self._batch(tier)
-            jobs = machine.loads(tier, most, time.monotonic())
+            now = time.monotonic()
+            machine.sweep(now)
+            jobs = machine.loads(tier, self._batch(tier), now)
             if not jobs:
                 self._news.notify_all()  # a resting store answers by refusing
-                self._work.wait(_NAP_S if machine.loads_wait() else 1.0)
+                self._loads[tier].wait(_NAP_S if machine.loads_wait() else 1.0)
                 return False
         began = time.monotonic()
-        results, failure = self._call(tier, jobs)
-        took = time.monotonic() - began
+        results = self._call(tier, jobs)
+        now = time.monotonic()
         with self._lock:
-            moved = 0
-            for at, job in enumerate(jobs):
-                status, nbytes, error = _outcome(results, at, failure)
-                moved += nbytes
-                machine.load_ended(job, status, nbytes, error, time.monotonic(), took)
-            if self._cost is not None and moved:
-                self._cost.source(tier.name.lower()).observe(moved, took)
+            machine.loads_ended(jobs, results, now, now - began)
+            if self._cost is not None and (moved := int(results.lengths.sum())):
+                self._cost.source(tier.name.lower()).observe(moved, now - began)
             self._wake()
         return True
 
@@ -381,17 +345,16 @@ class TierManager:
             gone = machine.removals(_BATCH, time.monotonic()) if tier is Tier.LOCAL else []
             jobs = [] if gone else machine.saves(tier, _BATCH, time.monotonic())
             if not gone and not jobs:
-                self._work.wait(_NAP_S if not machine.idle() else 1.0)
+                self._saves[tier].wait(_NAP_S if not machine.idle() else 1.0)
                 return False
         if gone:
             self._remove(tier, gone)
             return True
-        results, failure = self._call(tier, jobs)
+        results = self._call(tier, jobs)
+        now = time.monotonic()
         with self._lock:
-            for at, job in enumerate(jobs):
-                status, _, _ = _outcome(results, at, failure)
-                well = status in (Status.STORED, Status.HIT)
-                machine.save_ended(job, well, time.monotonic())
+            for job, well in zip(jobs, results.hits.tolist(), strict=True):
+                machine.save_ended(job, well, now)
             self._wake()
         return True
 
@@ -405,7 +368,7 @@ class TierManager:
             self._machine.removals_ended(left, time.monotonic())
             self._wake()
 
-    def _call(self, tier: Tier, jobs: list[Job]) -> tuple[Results | None, FfsError | None]:
+    def _call(self, tier: Tier, jobs: list[Job]) -> Results:
         """One batch. Whatever the store raises is an error of all of its blocks (K20)."""
         stride = self.settings.stride
         offsets = np.array([job.slot for job in jobs], dtype=np.int64) * stride
@@ -415,11 +378,19 @@ class TierManager:
         keys = [job.key for job in jobs]
         call = store.get_many if jobs[0].load else store.put_many
         try:
-            return call(keys, places, timeout_s=self._timeout_s), None
+            results = call(keys, places, timeout_s=self._timeout_s)
+            if len(results) == len(jobs):
+                return results
+            failure = FfsError(f"the {tier.name.lower()} store answered {len(results)} of {len(jobs)} blocks")
         except FfsError as error:
-            return None, error
+            failure = error
         except BaseException as error:
-            return None, FfsError(f"the {tier.name.lower()} store broke: {type(error).__name__}: {error}")
+            failure = FfsError(f"the {tier.name.lower()} store broke: {type(error).__name__}: {error}")
+        return Results(
+            np.full(len(jobs), Status.ERROR, dtype=np.uint8),
+            np.zeros(len(jobs), dtype=np.int64),
+            dict.fromkeys(range(len(jobs)), failure),
+        )
 
     # --- the rest -------------------------------------------------------------------------------
 
@@ -427,7 +398,7 @@ class TierManager:
         """Blocks until everything that is to be stored is, and nothing moves. DeadlineExceeded."""
         limit = time.monotonic() + timeout_s
         with self._lock:
-            self._work.notify_all()
+            self._wake()
             while not self._machine.idle():
                 if time.monotonic() >= limit:
                     raise DeadlineExceeded(f"blocks were still moving after {timeout_s:g} s")
@@ -468,11 +439,3 @@ class TierManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _outcome(
-    results: Results | None, at: int, failure: FfsError | None
-) -> tuple[Status, int, FfsError | None]:
-    if results is None:
-        return Status.ERROR, 0, failure
-    return results[at], int(results.lengths[at]), results.errors.get(at)

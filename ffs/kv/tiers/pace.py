@@ -31,10 +31,14 @@ class Window:
         """The latency of an unloaded store, as far as it was seen; 0: not yet."""
         return self._base_s
 
-    def ended(self, latency_s: float, in_flight: int) -> None:
-        """A load took so long while so many were in flight, itself among them."""
-        if latency_s <= 0:
-            return
+    def ended(self, latency_s: float, in_flight: int, loads: int = 1) -> None:
+        """So many loads took so long, and end one after the other; `in_flight`: before the first of them
+        did."""
+        if latency_s > 0:
+            for left in range(in_flight, in_flight - loads, -1):
+                self._ended(latency_s, left)
+
+    def _ended(self, latency_s: float, in_flight: int) -> None:
         if self._probing:
             if in_flight <= self._least:
                 self._base_s = min(latency_s, self._base_s) if self._base_s else latency_s

@@ -61,7 +61,7 @@ class Settings:
     low: float = 0.85
     window: float = 0.05
     """Water marks and residency window, as shares of each tier."""
-    least_in_flight: int = 32
+    least_in_flight: int = 64
     most_in_flight: int = 256
     """Loads in flight from one store: the window's bounds."""
     stores_beside_loads: int = 4
@@ -116,12 +116,15 @@ class Wish:
     urgent: bool
     ahead: int
     outcomes: dict[bytes, Outcome] = field(default_factory=dict)
+    """Of blocks that were asked for and not taken yet, as far as they are known."""
     errors: dict[bytes, FfsError] = field(default_factory=dict)
     asked: int = 0
     """Positions that were asked for so far."""
     taken: int = 0
     """Positions that are over."""
     live: bool = True
+    repeats: bool = False
+    """Some block of it comes more than once."""
 
 
 @dataclass(slots=True)
