@@ -2,7 +2,8 @@
 
 from ffs.checkpoint.commit import RankFailed
 from ffs.checkpoint.guard import TornSnapshot
-from ffs.checkpoint.load import load, read_manifest
+from ffs.checkpoint.hold import read_manifest
+from ffs.checkpoint.load import load
 from ffs.checkpoint.manager import Manager, SaveHandle
 from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.ranks import Ranks

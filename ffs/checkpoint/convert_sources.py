@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import blake3
 import msgspec
 import numpy as np
 import torch
@@ -23,7 +22,10 @@ from ffs.checkpoint import state as states
 from ffs.checkpoint.dcp import FILE_NAME as OBJECTS
 from ffs.checkpoint.dcp import Objects
 from ffs.checkpoint.dtypes import DTYPE_BYTES, FROM_TORCH, TORCH_NAMES
-from ffs.checkpoint.load import _new_tensors, held, shared_part
+from ffs.checkpoint.goals import Sources
+from ffs.checkpoint.hashing import hash_one
+from ffs.checkpoint.hold import held
+from ffs.checkpoint.load import _new_tensors, shared_part
 from ffs.checkpoint.manifest import Part
 from ffs.checkpoint.shard import MAX_HEADER_BYTES, TensorSpec
 from ffs.checkpoint.tensors import as_tensor, describe
@@ -109,7 +111,7 @@ class NativeSource(_Base):
         with self._files.open(where) as file:
             file.seek(part.offset)
             data = file.read(part.bytes)
-        if blake3.blake3(data).hexdigest() != part.hash:
+        if hash_one(self._manifest.hash, data) != part.hash:
             raise ChecksumMismatch("the bytes aren't those that were saved", where)
         return data
 
@@ -131,7 +133,7 @@ class NativeSource(_Base):
 
     def _fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         assert self._client is not None
-        return _new_tensors(self._client, self._path, self._manifest, names, "torch", None)
+        return _new_tensors(self._client, self._path, self._manifest, names, "torch", Sources())
 
 
 class SafetensorsSource(_Base):

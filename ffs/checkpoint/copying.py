@@ -17,6 +17,7 @@ from ffs.checkpoint.persist import Written
 from ffs.errors import FfsError
 
 if TYPE_CHECKING:
+    from ffs.checkpoint.limiter import Limiter
     from ffs.checkpoint.saving import Saving
     from ffs.checkpoint.scratch import Copying, Scratch
     from ffs.checkpoint.snapshot import StagedFile
@@ -36,8 +37,10 @@ class _Going:
 class Copies:
     """Files come from one thread, hashed, and are given back by theirs."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, limiter: Limiter) -> None:
         self._scratch = scratch
+        self._limiter = limiter
+        self._gate = limiter.gate()
         self._queue: queue.SimpleQueue[tuple[Saving, StagedFile | None] | None] = queue.SimpleQueue()
         self._going: dict[Saving, _Going] = {}
         self._thread = threading.Thread(target=self._copy_all, name="ffs-ckpt-local", daemon=True)
@@ -71,6 +74,7 @@ class Copies:
             else:
                 del self._going[saving]
                 self._end(saving, going)
+                saving.persisted(self._limiter)
 
     def _copy(self, saving: Saving, staged: StagedFile, going: _Going) -> None:
         if going.failure is not None:
@@ -78,7 +82,9 @@ class Copies:
         try:
             if len(staged.hashes) != len(staged.plan.parts):
                 raise saving.failure or FfsError("a file has no hashes")
-            self._begun(saving, going).write(staged)
+            copying = self._begun(saving, going)
+            self._gate.wait(staged.nbytes)
+            copying.write(staged)
             going.written.add(staged, False)
         except BaseException as error:
             going.failure = error

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import blake3
 import msgspec
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -49,7 +48,9 @@ from torch.futures import Future
 from ffs.checkpoint import manifest as manifests
 from ffs.checkpoint.commit import Attempt
 from ffs.checkpoint.dtypes import FROM_TORCH, TORCH_NAMES
-from ffs.checkpoint.load import Goal, held, read_goals
+from ffs.checkpoint.goals import Goal, read_goals
+from ffs.checkpoint.hashing import DEFAULT, Algorithm, check_algorithm, hash_one
+from ffs.checkpoint.hold import held
 from ffs.checkpoint.manifest import Manifest, Shard, Tensor
 from ffs.checkpoint.persist import ClusterWriter, entries, hash_parts
 from ffs.checkpoint.plan import PART_BYTES, FilePlan, Part, files_of
@@ -94,14 +95,20 @@ class _Stored:
 class FfsStorageWriter(StorageWriter):
     """Writes a checkpoint at `path`, which must not be there. For `dcp.save` and `dcp.async_save`, by threads
     or processes. Picklable; connects and allocates where it writes. host_bytes: memory for files on their
-    way."""
+    way. hash: "xxh3-128" or "blake3", the same on all ranks."""
 
     def __init__(
-        self, client: Client, path: str | os.PathLike[str] = "", host_bytes: int = _HOST_BYTES
+        self,
+        client: Client,
+        path: str | os.PathLike[str] = "",
+        host_bytes: int = _HOST_BYTES,
+        hash: Algorithm = DEFAULT,
     ) -> None:
+        check_algorithm(hash)
         self.client = client
         self.path = os.fspath(path)
         self.host_bytes = host_bytes
+        self.hash: Algorithm = hash
         self._place: _Place | None = None
         self._attempt: Attempt | None = None
 
@@ -141,13 +148,15 @@ class FfsStorageWriter(StorageWriter):
         self._attempt = Attempt(self.client, goal, place.attempt, place.rank, place.ranks)
         self._attempt.begin()
         results: Future[list[WriteResult]] = Future()
-        results.set_result(_write(self.client, self._attempt, place, plan, planner, self.host_bytes))
+        results.set_result(
+            _write(self.client, self._attempt, place, plan, planner, self.host_bytes, self.hash)
+        )
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The coordinator makes the checkpoint visible."""
         assert self._attempt is not None
-        manifest, objects = _joined(metadata, results)
+        manifest, objects = _joined(metadata, results, self.hash)
         manifests.check(manifest, self.path)
         self._attempt.put_beside(FILE_NAME, msgspec.json.encode(objects))
         self._attempt.publish(manifest)
@@ -171,7 +180,13 @@ class FfsStorageWriter(StorageWriter):
 
 
 def _write(
-    client: Client, attempt: Attempt, place: _Place, plan: SavePlan, planner: SavePlanner, host_bytes: int
+    client: Client,
+    attempt: Attempt,
+    place: _Place,
+    plan: SavePlan,
+    planner: SavePlanner,
+    host_bytes: int,
+    algorithm: Algorithm,
 ) -> list[WriteResult]:
     items: dict[str, WriteItem] = {}
     parts = []
@@ -203,7 +218,7 @@ def _write(
                     if each.done():
                         each.result()
                 staged = _stage(file, pool, planner, items, blobs, by_name)
-                hash_parts(staged)
+                hash_parts(staged, algorithm)
                 number = len(shards)
                 shards.append(Shard(file.file, staged.nbytes))
                 for part, entry in zip(file.parts, entries(staged, number), strict=True):
@@ -285,7 +300,9 @@ def _stage(
         raise
 
 
-def _joined(metadata: Metadata, results: list[list[WriteResult]]) -> tuple[Manifest, Objects]:
+def _joined(
+    metadata: Metadata, results: list[list[WriteResult]], algorithm: Algorithm
+) -> tuple[Manifest, Objects]:
     shards: list[Shard] = []
     stored: dict[str, list[manifests.Part]] = {}
     for of_rank in results:
@@ -305,7 +322,14 @@ def _joined(metadata: Metadata, results: list[list[WriteResult]]) -> tuple[Manif
             (objects[name],) = stored[name]
     data = metadata.planner_data
     paths = {name: list(path) for name, path in data.items()} if isinstance(data, dict) else None
-    return Manifest(tuple(shards), tensors, ranks=len(results)), Objects(objects, paths)
+    manifest = Manifest(
+        tuple(shards),
+        tensors,
+        ranks=len(results),
+        version=manifests.version_of(algorithm),
+        hash=algorithm,
+    )
+    return manifest, Objects(objects, paths)
 
 
 class FfsStorageReader(StorageReader):
@@ -398,7 +422,7 @@ class FfsStorageReader(StorageReader):
         where = posixpath.join(self.path, manifest.shards[part.shard].file)
         with self.client.open(where, "rb", buffering=0) as file:
             data: bytes = file.pread(part.bytes, part.offset)
-        if blake3.blake3(data).hexdigest() != part.hash:
+        if hash_one(manifest.hash, data) != part.hash:
             raise ChecksumMismatch(f"the bytes of {name!r} aren't those that were saved", where)
         if not self.trusted:
             try:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ffs import Iov
+from ffs.checkpoint.snapshot import ranks_here
 from ffs.checkpoint.spans import cut
 from ffs.checkpoint.stream import MAX_PIECE_BYTES
-from ffs.checkpoint.tensors import Bytes
+from ffs.checkpoint.tensors import Bytes, Place, memory_at
 from ffs.client.copying import IovSlice
 from ffs.client.ior import Ior
 from ffs.errors import FfsError, ProtocolError
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from ffs.client.file import File
 
 ENTRIES: Final = 256
-PLACES: Final = 64  # pieces in flight, through memory of the ring's own
+_OF_HOST: Final = 64  # pieces of a chunk in flight, of all ranks of a host together
+_OF_RANK: Final = 8  # at least
 _GAP_BYTES: Final = 4096
 _GATHERED: Final = 4  # ranges that are put together in memory of their own, at once
-_AHEAD: Final = 32  # files that are opened before they are needed
-_NAMES_AT_ONCE: Final = 8
+_AHEAD: Final = 64  # files that are opened before they are needed
+_TOGETHER: Final = 32  # by one request
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +49,7 @@ class Want:
     length: int
     iov: Iov | None = None
     at: int = 0
-    into: Bytes | None = None
+    into: Place | None = None
     done: Callable[[Bytes | None], None] = lambda memory: None
     left: int = 0
 
@@ -98,25 +100,32 @@ def runs(wants: Iterable[Want]) -> Iterator[_Run]:
         yield run
 
 
+def in_flight(ranks: int) -> int:
+    """How many pieces a rank reads at once where so many share the host: a disk or a link has enough to do
+    with fewer than it could take, and what it gets too much waits there, in front of what others need soon (a
+    flush of the metadata service, say), and comes when caches have forgotten the rest. Pure."""
+    return max(_OF_RANK, _OF_HOST // ranks)
+
+
 class _Files:
-    """Opened ahead, some at once, and closed when the last range of one has come."""
+    """Opened ahead and closed when the last range of one has come, many by one request."""
 
     def __init__(self, client: Client, paths: list[str], opened: Callable[[File, str], None]) -> None:
         self._client = client
         self._opened = opened
-        self._names = ThreadPoolExecutor(_NAMES_AT_ONCE, thread_name_prefix="ffs-fetch")
+        self._names = ThreadPoolExecutor(2, thread_name_prefix="ffs-fetch")
         self._paths = deque(paths)
-        self._opening: dict[str, Future[File]] = {}
+        self._opening: dict[str, tuple[Future[list[File | FfsError]], int]] = {}  # and its place in there
         self._users: dict[str, int] = {}
-        self._closing: list[Future[None]] = []
+        self._over: list[File] = []
         self._look_ahead()
 
     def use(self, path: str) -> File:
         """Raises what opening raised, and what `opened` raises."""
         first = path not in self._users
         while path not in self._opening:  # more files at once than are opened ahead
-            self._open_next()
-        file = self._opening[path].result()
+            self._open_some()
+        file = self._opened_file(path)
         if first:
             self._users[path] = 0
             self._opened(file, path)
@@ -127,22 +136,38 @@ class _Files:
         """A range of it has come; `last`: there are no more."""
         self._users[path] -= 1
         if last and not self._users[path]:
-            self._closing.append(self._names.submit(self._opening.pop(path).result().close))
+            self._over.append(self._opened_file(path))
+            del self._opening[path]
+            if len(self._over) >= _TOGETHER:
+                self._close_some()
             self._look_ahead()
 
-    def _look_ahead(self) -> None:
-        while self._paths and len(self._opening) < _AHEAD:
-            self._open_next()
+    def _opened_file(self, path: str) -> File:
+        opening, at = self._opening[path]
+        file = opening.result()[at]
+        if isinstance(file, FfsError):
+            raise file
+        return file
 
-    def _open_next(self) -> None:
-        path = self._paths.popleft()
-        self._opening[path] = self._names.submit(self._client.open, path, "rb", buffering=0)
+    def _look_ahead(self) -> None:
+        while self._paths and len(self._opening) <= _AHEAD - _TOGETHER:
+            self._open_some()
+
+    def _open_some(self) -> None:
+        paths = [self._paths.popleft() for _ in range(min(_TOGETHER, len(self._paths)))]
+        opening = self._names.submit(self._client.open_many, paths)
+        self._opening.update({path: (opening, at) for at, path in enumerate(paths)})
+
+    def _close_some(self) -> None:
+        over, self._over = self._over, []
+        self._names.submit(self._client.close_many, over)
 
     def close(self) -> None:
         self._paths.clear()
-        for future in self._opening.values():
-            if future.exception() is None:
-                future.result().close()
+        for opening, at in self._opening.values():
+            if opening.exception() is None and not isinstance(file := opening.result()[at], FfsError):
+                self._over.append(file)
+        self._close_some()
         self._names.shutdown()
 
 
@@ -188,10 +213,12 @@ class _Fetch:
         self._place_bytes = 0
         self._gathered: dict[int, Iov] = {}  # by id of _Run
         self._read = 0
+        self._most = in_flight(ranks_here())
+        self._flying = self._most_flying = 0  # bytes
 
     def run(self) -> int:
         while self._runs or self._waiting or self._pieces:
-            while len(self._pieces) < ENTRIES:
+            while len(self._pieces) < ENTRIES and self._flying <= self._most_flying:
                 if not self._waiting and not self._cut_next():
                     break
                 if not self._start(self._waiting[0]):
@@ -209,7 +236,8 @@ class _Fetch:
         run.left = run.end - run.begin
         for want in run.wants:
             want.left = want.length
-        size = min(run.file.placement.layout.chunk_size, MAX_PIECE_BYTES)
+        size = _piece_bytes(run.file)
+        self._most_flying = (self._most - 1) * size
         self._waiting.extend(_Piece(run, at, length) for at, length in cut(run.begin, run.end, size))
         return True
 
@@ -222,6 +250,7 @@ class _Fetch:
         self._ring.prepare(piece.run.file, piece.offset, memory, self._next)
         self._pieces[self._next] = piece
         self._next += 1
+        self._flying += piece.length
         return True
 
     def _memory(self, piece: _Piece) -> IovSlice | None:
@@ -245,10 +274,10 @@ class _Fetch:
 
     def _make_places(self, piece: _Piece) -> None:
         assert piece.run.file is not None
-        self._place_bytes = min(piece.run.file.placement.layout.chunk_size, MAX_PIECE_BYTES)
+        self._place_bytes = _piece_bytes(piece.run.file)
         if self._places is None or len(self._places) < self._place_bytes:
-            self._places = Iov(PLACES * self._place_bytes)[:]
-        self._free = list(range(min(PLACES, len(self._places) // self._place_bytes)))
+            self._places = Iov(self._most * self._place_bytes)[:]
+        self._free = list(range(min(self._most, len(self._places) // self._place_bytes)))
 
     def _place(self, piece: _Piece) -> IovSlice:
         assert self._places is not None
@@ -259,6 +288,7 @@ class _Fetch:
         """At least one piece."""
         for completion in self._ring.wait(1):
             piece = self._pieces.pop(completion.userdata)
+            self._flying -= piece.length
             if completion.error is not None:
                 raise completion.error
             if completion.result != piece.length:
@@ -291,13 +321,16 @@ class _Fetch:
             want = wants[at]
             begin, stop = max(want.offset, piece.offset), min(want.offset + want.length, end)
             assert want.into is not None
-            want.into[begin - want.offset : stop - want.offset] = data[
-                begin - piece.offset : stop - piece.offset
-            ]
+            into = want.into = memory_at(want.into)
+            into[begin - want.offset : stop - want.offset] = data[begin - piece.offset : stop - piece.offset]
             want.left -= stop - begin
             if not want.left:
                 want.done(None)
             at += 1
+
+
+def _piece_bytes(file: File) -> int:
+    return min(file.placement.layout.chunk_size, MAX_PIECE_BYTES)
 
 
 def _too_short(piece: _Piece, moved: int) -> FfsError:

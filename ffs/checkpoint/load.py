@@ -4,74 +4,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import logging
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import blake3
 import numpy as np
 from msgspec.structs import replace
 
 from ffs import Iov
-from ffs.checkpoint import manifest as manifests
 from ffs.checkpoint import state as states
-from ffs.checkpoint.dtypes import DTYPE_BYTES
-from ffs.checkpoint.fetch import Want, fetch
-from ffs.checkpoint.manifest import Manifest, Part
+from ffs.checkpoint.goals import Goal, Sources, read_goals
+from ffs.checkpoint.hold import Gone, Hold, held, holding
+from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.near import Near
-from ffs.checkpoint.plan import Box, meets
-from ffs.checkpoint.reads import Range, place_in, ranges, scatter
-from ffs.checkpoint.snapshot import copying_threads
-from ffs.checkpoint.tensors import Bytes, Destination, Framework, as_tensor, check_framework
+from ffs.checkpoint.tensors import Destination, Framework, Lines, as_tensor, check_framework
 from ffs.client.copying import IovSlice
-from ffs.errors import ChecksumMismatch, Damaged, InvalidArgument, NotFound
+from ffs.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
+    from ffs.checkpoint.circle import Circle
     from ffs.client.client import Client
-    from ffs.client.file import File
-
-log = logging.getLogger("ffs.checkpoint")
 
 _PAGE = 4096
 _ARENA_BYTES = 1 << 30
-_HASHED_BYTES = 4 << 20  # of parts that are hashed in one go
-
-
-def read_manifest(client: Client, path: str) -> Manifest:
-    """The manifest of the checkpoint at `path`. Blocking. NotFound if there is none; Damaged."""
-    where = posixpath.join(path, manifests.FILE_NAME)
-    try:
-        with client.open(where, "rb") as file:
-            data = file.read()
-    except FileNotFoundError as error:
-        raise NotFound("no checkpoint: it has no manifest.json", path) from error
-    return manifests.decode(data, where)
-
-
-@contextlib.contextmanager
-def held(client: Client, path: str) -> Iterator[Manifest]:
-    """The manifest, while a lock keeps the checkpoint from being removed by retention (FAULTS C8, C19)."""
-    where = posixpath.join(path, manifests.FILE_NAME)
-    while True:
-        try:
-            file = client.open(where, "rb", buffering=0)
-        except FileNotFoundError as error:
-            raise NotFound("no checkpoint: it has no manifest.json", path) from error
-        with file:
-            file.flock(fcntl.LOCK_SH)
-            try:
-                present = client.stat(where).st_ino == file.inode
-            except NotFound:
-                present = False
-            if present:  # else it was being removed just now
-                yield manifests.decode(file.readall(), where)
-                return
 
 
 def load(
@@ -81,6 +35,7 @@ def load(
     *,
     framework: Framework | None = None,
     strict: bool = True,
+    share: bool = False,
 ) -> Any:
     """Loads the checkpoint at `path`; returns the state, in the manifest's order. Blocking.
 
@@ -93,12 +48,31 @@ def load(
     names must be those of the checkpoint; strict=False allows names of the checkpoint to be absent from
     `into`: they aren't read. Returns `into`.
 
+    share: all ranks of torch.distributed load this checkpoint, each with an `into` of its own or none, and
+    bytes that several of them want are read by one, which hands them to the others. Collective: a rank that
+    fails fails all, with RankFailed on the others.
+
     Raises NotFound; Damaged, VersionMismatch (the manifest); InvalidArgument, TypeError (a destination
     that can't take a tensor: said by name, before anything is read); ChecksumMismatch names the tensor
     whose bytes aren't those that were saved: then `into` holds anything.
     """
-    with held(client, path) as manifest:
-        return load_held(client, path, shared_part(manifest), into, framework=framework, strict=strict)
+    if share:
+        with _circle() as circle, held(client, path) as manifest:
+            part = shared_part(manifest)
+            return load_held(client, path, part, into, framework=framework, strict=strict, circle=circle)
+    while True:
+        try:
+            with holding(client, path) as hold:
+                part = shared_part(hold.manifest)
+                return load_held(client, path, part, into, framework=framework, strict=strict, hold=hold)
+        except Gone:
+            continue  # what stands there now, if anything does
+
+
+def _circle() -> Circle:
+    from ffs.checkpoint.circle import Circle  # imports torch
+
+    return Circle()
 
 
 def load_held(
@@ -111,12 +85,15 @@ def load_held(
     strict: bool = True,
     near: Near | None = None,
     places: IovSlice | None = None,
+    circle: Circle | None = None,
+    hold: Hold | None = None,
 ) -> Any:
-    """As `load`, of what `manifest` names, which the caller holds (`held`). `near`: copies, read first.
-    `places`: as read_goals."""
+    """As `load`, of what `manifest` names, which the caller holds (`held`, or `hold`, which is asked before
+    what was read counts). `near`: copies, read first. `places`, `circle`: as Sources."""
+    sources = Sources(near, places, circle, hold)
     if into is None:
-        return _load_new(client, path, manifest, framework, near)
-    _load_into(client, path, manifest, into, strict, near, places)
+        return _load_new(client, path, manifest, framework, sources)
+    _load_into(client, path, manifest, into, strict, sources)
     return into
 
 
@@ -151,24 +128,14 @@ def own_part(manifest: Manifest, rank: int, path: str) -> Manifest:
     )
 
 
-@dataclass(slots=True)
-class Goal:
-    """Where a tensor, or a piece of it, goes: `buffer` are its bytes in C order; `iov` and `at` say where
-    they lie if that is an Iov."""
-
-    name: str
-    box: Box
-    buffer: Bytes
-    iov: Iov | None = None
-    at: int = 0
-
-
 def _load_new(
-    client: Client, path: str, manifest: Manifest, framework: Framework | None, near: Near | None
+    client: Client, path: str, manifest: Manifest, framework: Framework | None, sources: Sources
 ) -> Any:
     for name, entry in manifest.tensors.items():
         check_framework(entry.spec(name), framework or entry.framework)
-    found = _new_tensors(client, path, manifest, list(manifest.tensors), framework, near)
+    found = _new_tensors(client, path, manifest, list(manifest.tensors), framework, sources)
+    if sources.circle is not None:  # as often as ranks that load into what they have
+        read_goals(client, path, manifest, [], sources)
     found.update({alias: found[kept] for alias, kept in manifest.tied.items()})
     return states.unflatten(manifest.tree, found, path)
 
@@ -179,7 +146,7 @@ def _new_tensors(
     manifest: Manifest,
     names: Sequence[str],
     framework: Framework | None,
-    near: Near | None,
+    sources: Sources,
 ) -> dict[str, Any]:
     goals = []
     found = {}
@@ -189,7 +156,7 @@ def _new_tensors(
         buffer = np.frombuffer(memory, np.uint8) if entry.bytes else np.zeros(0, np.uint8)
         goals.append(Goal(name, ((0,) * len(entry.shape), entry.shape), buffer, iov, at))
         found[name] = as_tensor(entry.spec(name), memory, framework or entry.framework)
-    read_goals(client, path, manifest, goals, near)
+    read_goals(client, path, manifest, goals, sources)
     return {name: found[name] for name in names}
 
 
@@ -221,8 +188,7 @@ def _load_into(
     manifest: Manifest,
     into: Any,
     strict: bool,
-    near: Near | None,
-    places: IovSlice | None,
+    sources: Sources,
 ) -> None:
     flat = states.flatten(into)
     known = {*manifest.tensors, *manifest.tied}
@@ -232,18 +198,19 @@ def _load_into(
     fresh = [name for name in lacking if _under(name, into)] if strict or flat.tree else []
     _check_names(path, known, flat.tensors, [] if not strict else [n for n in lacking if n not in fresh])
     goals: dict[str, list[Destination]] = {}
+    lines: Lines = {}
     seen: dict[str, set[int]] = {}
     for name, tensor in flat.tensors.items():
         kept = manifest.tied.get(name, name)
         if id(tensor) in seen.setdefault(kept, set()):
             continue
         seen[kept].add(id(tensor))
-        goals.setdefault(kept, []).append(Destination(manifest.tensors[kept].spec(name), tensor))
+        goals.setdefault(kept, []).append(Destination(manifest.tensors[kept].spec(name), tensor, lines))
     first = [
-        Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].buffer)
+        Goal(name, (destinations[0].begin, destinations[0].extent), destinations[0].memory)
         for name, destinations in goals.items()
     ]
-    read_goals(client, path, manifest, first, near, places)
+    read_goals(client, path, manifest, first, sources)
     for destinations in goals.values():
         for other in destinations[1:]:
             _copy_between(destinations[0], other)
@@ -251,7 +218,9 @@ def _load_into(
             destination.finish()
     found = dict(flat.tensors)
     kept_fresh = list(dict.fromkeys(manifest.tied.get(name, name) for name in fresh))
-    made = _new_tensors(client, path, manifest, kept_fresh, None, near) if kept_fresh else {}
+    made: dict[str, Any] = {}
+    if kept_fresh or sources.circle is not None:  # which another rank may lack
+        made = _new_tensors(client, path, manifest, kept_fresh, None, sources)
     found.update({name: made[manifest.tied.get(name, name)] for name in fresh})
     if manifest.tree is not None:
         states.put_back(into, manifest.tree, _Absent(found), path)
@@ -303,161 +272,3 @@ def _check_names(path: str, known: set[str], names: Mapping[str, Any], absent: S
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-def read_goals(
-    client: Client,
-    path: str,
-    manifest: Manifest,
-    goals: Sequence[Goal],
-    near: Near | None = None,
-    places: IovSlice | None = None,
-) -> None:
-    """Reads boxes of tensors into their buffers, verified. The caller holds the checkpoint. `near`: what it
-    serves is read there, the rest from the cluster. `places`: memory that bytes may go through (`fetch`).
-    Blocking."""
-    if near is not None and near.files:
-        try:
-            _read_goals(client, path, manifest, goals, near, places)
-            return
-        except ChecksumMismatch as error:
-            log.warning("a local copy may be damaged, the cluster is read: %s", error)
-    _read_goals(client, path, manifest, goals, None, places)
-
-
-def _read_goals(
-    client: Client,
-    path: str,
-    manifest: Manifest,
-    goals: Sequence[Goal],
-    near: Near | None,
-    places: IovSlice | None,
-) -> None:
-    sizes = {posixpath.join(path, shard.file): shard.bytes for shard in manifest.shards}
-
-    def opened(file: File, where: str) -> None:
-        if file.size != sizes[where]:
-            raise Damaged(
-                f"has {file.size} bytes, the manifest says {sizes[where]}: load another checkpoint", where
-            )
-
-    with _Verifier() as verifier:
-        wants = [want for goal in goals for want in _wants(path, manifest, goal, verifier)]
-        wants.sort(key=lambda want: (want.path, want.offset))
-        if near is not None:
-            wants = near.read(path, manifest, wants)
-            wants.sort(key=lambda want: (want.path, want.offset))
-        if wants:
-            fetch(client, wants, opened, places=places)
-
-
-def _wants(path: str, manifest: Manifest, goal: Goal, verifier: _Verifier) -> Iterator[Want]:
-    entry = manifest.tensors[goal.name]
-    item = DTYPE_BYTES[entry.dtype]
-    for part in entry.parts:
-        box = entry.box_of(part)
-        shared = meets(box, goal.box)
-        if shared is None:
-            continue
-        where = posixpath.join(path, manifest.shards[part.shard].file)
-        for wanted in ranges(box, goal.box, shared, item):
-            yield _want(where, part, wanted, goal, verifier)
-
-
-def _want(where: str, part: Part, wanted: Range, goal: Goal, verifier: _Verifier) -> Want:
-    offset = part.offset + wanted.offset
-    whole = verifier if wanted.length == part.bytes else None
-    run = place_in(goal.box[1], wanted)
-    if run is None:
-        scattered = _Scattered(where, part, wanted, goal, whole)
-        return Want(where, offset, wanted.length, done=scattered.came)
-    begin, nbytes = run
-    target = goal.buffer[begin : begin + nbytes]
-    landed = _nothing if whole is None else _Landed(where, part, goal.name, target, whole).came
-    if goal.iov is not None:
-        return Want(where, offset, nbytes, goal.iov, goal.at + begin, target, landed)
-    return Want(where, offset, nbytes, into=target, done=landed)
-
-
-def _nothing(memory: Bytes | None) -> None:
-    """Pieces of a part: the store's checksums cover them."""
-
-
-@dataclass(slots=True)
-class _Landed:
-    """A whole part in its place: to be verified. (Not a closure: of thousands, garbage collection would look
-    at ten objects each.)"""
-
-    where: str
-    part: Part
-    name: str
-    target: Bytes
-    verifier: _Verifier
-
-    def came(self, memory: Bytes | None) -> None:
-        self.verifier.add(self.where, self.name, self.part.hash, self.target)
-
-
-@dataclass(slots=True)
-class _Scattered:
-    """Bytes that go to many places. `verifier` if they are a whole part."""
-
-    where: str
-    part: Part
-    wanted: Range
-    goal: Goal
-    verifier: _Verifier | None
-
-    def came(self, memory: Bytes | None) -> None:
-        assert memory is not None
-        if self.verifier is not None:
-            self.verifier.check(self.where, self.goal.name, self.part.hash, memory)
-        scatter(memory, self.wanted, self.goal.buffer, self.goal.box[1])
-
-
-class _Verifier:
-    """Hashes parts in threads while others are still on their way; small ones together."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(copying_threads(), thread_name_prefix="ffs-verify")
-        self._waiting: list[Future[None]] = []
-        self._next: list[tuple[str, str, str, Bytes]] = []
-        self._bytes = 0
-
-    def add(self, path: str, name: str, wanted: str, data: Bytes) -> None:
-        self._next.append((path, name, wanted, data))
-        self._bytes += len(data)
-        if self._bytes >= _HASHED_BYTES:
-            self._go()
-
-    def _go(self) -> None:
-        rows, self._next, self._bytes = self._next, [], 0
-        if rows:
-            self._waiting.append(self._pool.submit(self._check_all, rows))
-
-    def _check_all(self, rows: list[tuple[str, str, str, Bytes]]) -> None:
-        for row in rows:
-            self.check(*row)
-
-    def check(self, path: str, name: str, wanted: str, data: Bytes) -> None:
-        if blake3.blake3(data.data).hexdigest() != wanted:
-            raise ChecksumMismatch(
-                f"the bytes of {name!r} aren't those that were saved: load another checkpoint", path
-            )
-
-    def __enter__(self) -> _Verifier:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Waits for all, and raises the first mismatch unless something else went wrong before."""
-        if kind is None:
-            self._go()
-        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
-        if kind is None:
-            for future in self._waiting:
-                future.result()

@@ -18,7 +18,7 @@ import posixpath
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,28 +28,28 @@ from ffs.checkpoint import retention
 from ffs.checkpoint.alive import Alive
 from ffs.checkpoint.commit import Attempt, step_name
 from ffs.checkpoint.errands import Errands
-from ffs.checkpoint.guard import Guard, TornSnapshot
-from ffs.checkpoint.load import held, load_held, own_part, read_manifest, shared_part
+from ffs.checkpoint.guard import Guard, TornSnapshot, Untouched
+from ffs.checkpoint.hashing import DEFAULT, Algorithm, check_algorithm
+from ffs.checkpoint.hold import read_manifest
+from ffs.checkpoint.limiter import Bandwidth, Limiter
+from ffs.checkpoint.loads import Loads
 from ffs.checkpoint.manifest import Manifest
-from ffs.checkpoint.near import near_files
 from ffs.checkpoint.persist import Before
 from ffs.checkpoint.plan import PART_BYTES
 from ffs.checkpoint.ranks import Ranks
 from ffs.checkpoint.remains import collect_remains, running_name
-from ffs.checkpoint.report import merge
-from ffs.checkpoint.saving import Background, SaveReport, Saving
-from ffs.checkpoint.scratch import Scratch, copies, run_of
+from ffs.checkpoint.saving import CHECK_S, Background, SaveReport, Saving
+from ffs.checkpoint.scratch import Scratch, run_of
 from ffs.checkpoint.snapshot import Planner, StagedFile, StatePlan, halves, stage, versions
 from ffs.checkpoint.staging import Pool, host_bytes_for
 from ffs.checkpoint.state import FlatState, flatten, with_rank
-from ffs.client.copying import IovSlice
-from ffs.errors import AccessDenied, Exists, InvalidArgument, NotFound
+from ffs.checkpoint.streams import End, Sides
+from ffs.errors import AccessDenied, Exists, InvalidArgument
 
 if TYPE_CHECKING:
     from ffs.client.client import Client
 
 _AT_ONCE = 2  # saves
-_PLACES_BYTES = 64 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +62,13 @@ class SaveHandle:
     replicated: Future[SaveReport]
     local: Future[str | None]
     staged: Future[None] = field(default_factory=Future)
+    limiter: Limiter = field(default_factory=Limiter, repr=False)
 
     def wait(self, timeout: float | None = None) -> SaveReport:
-        """Blocks until it is visible, or raises why not. TimeoutError."""
-        return self.replicated.result(timeout)
+        """Blocks until it is visible, or raises why not; no adaptive limit holds it back meanwhile.
+        TimeoutError."""
+        with self.limiter.hurry():
+            return self.replicated.result(timeout)
 
 
 class Manager:
@@ -77,8 +80,11 @@ class Manager:
     keep: how many checkpoints stay, None for all; keep_every: those whose step is a multiple of it stay, too.
     local: a directory of this host's disk for copies of what this rank stores; keep_local: how many stay.
     What goes wrong there is in the `local` of the save's handle and in the log, and fails no save.
+    bandwidth: bytes a second that a save of this rank may persist: "adaptive", as much as doesn't slow the
+    steps down that `guard` or `stepped` sees, without a limit where nobody trains; a number; None, no limit.
     ranks: this process's place among all that save together; None: as torch.distributed has it, else alone.
     All ranks make a Manager of the same path, in the same order, and call save for the same steps.
+    hash: of the tensors' bytes, "xxh3-128", or "blake3", which finds also what somebody changed on purpose.
 
     One thread, but for `wait_copied`. Blocking: `save` for the copy (see guard), `load`, `wait`, `close`.
     What went wrong in the background is raised by the next save, wait or close, of every rank.
@@ -95,9 +101,12 @@ class Manager:
         local: str | os.PathLike[str] | None = None,
         keep_local: int = 2,
         part_bytes: int = PART_BYTES,
+        bandwidth: Bandwidth = "adaptive",
         ranks: Ranks | None = None,
         table: str | int | None = None,
+        hash: Algorithm = DEFAULT,
     ) -> None:
+        check_algorithm(hash)
         if keep is not None and keep < 1:
             raise InvalidArgument(f"keep is {keep}: give how many checkpoints stay, at least 1, or None")
         if keep_local < 1:
@@ -106,14 +115,17 @@ class Manager:
         self.path = path.rstrip("/") or "/"
         self._keep, self._keep_every = keep, keep_every
         self._table = table
+        self._hash: Algorithm = hash
         self.ranks = ranks or Ranks.of_torch()
-        self._known: set[int] | None = None  # steps that were seen at the first save, or saved since
+        self._known: set[int] | None = None  # steps that were seen at the first save, and those of saves
         self._planner = Planner(self.ranks.rank, self.ranks.count, part_bytes)
         self._still: frozenset[str] = frozenset()  # tensors that the last save found unchanged
         self._run = self.ranks.agree(uuid.uuid4().hex)
         self._host_bytes = host_bytes
         self._pool = Pool(host_bytes) if host_bytes is not None else None
-        self._guard = Guard()
+        self._limiter = Limiter(bandwidth)
+        self._sides = Sides()
+        self._guard = Guard(self._limiter.stepped, self._limiter.disturb)
         self._saves = 0
         self._going: list[Saving] = []
         self._locals: list[Future[str | None]] = []
@@ -130,7 +142,7 @@ class Manager:
         if local is not None:
             run = run_of(client, self.path)
             self._scratch = Scratch(os.fspath(local), run, self.ranks.rank, self.ranks.count, keep_local)
-        self._background = Background(client, self._scratch)
+        self._background = Background(client, self._scratch, self._limiter)
         if self.ranks.rank == 0:
             collect_remains(client, self.path)
         self._alive = Alive(client, posixpath.join(self.path, running_name(self._run)), self.ranks.rank)
@@ -166,6 +178,8 @@ class Manager:
         if step < 0:
             raise InvalidArgument(f"step {step}: give 0 or more")
         self._guard.wait()
+        self._limiter.disturb()
+        self._limiter.saves()
         flat = flatten(state if per_rank is None else with_rank(state, self.ranks.rank, per_rank))
         plan, pool = self._plan(flat)
         self._wait_turn()
@@ -173,6 +187,8 @@ class Manager:
             if not force and self._is_there(step):
                 raise Exists("is there already: choose another path, or remove it first", self.path_of(step))
             saving, handle = self._begin(step, plan, flat.tree, force)
+            if self._known is not None:
+                self._known.add(step)
         except BaseException:
             self._free.release()
             raise
@@ -181,6 +197,10 @@ class Manager:
             handle.wait()
         return handle
 
+    def stepped(self) -> None:
+        """Training has made a step: what "adaptive" measures, where no optimizer is guarded. Any thread."""
+        self._limiter.stepped()
+
     def wait_copied(self) -> None:
         """Until what a save took may be changed. What `guard` does before each update. Any thread."""
         self._guard.wait()
@@ -188,9 +208,10 @@ class Manager:
     def wait(self) -> None:
         """Until all saves are visible on all ranks, and local copies are made. Raises what went wrong, but
         for local copies."""
-        self._join_copier()
-        self._wait_all()
-        concurrent.futures.wait(self._locals)
+        with self._limiter.hurry():
+            self._join_copier()
+            self._wait_all()
+            concurrent.futures.wait(self._locals)
         self._raise_failures()
 
     # --- looking and loading ----------------------------------------------------------------
@@ -215,64 +236,25 @@ class Manager:
         return read_manifest(self.client, self.path_of(step))
 
     def load(
-        self, step: int | None = None, into: Any = None, *, per_rank: Any = None, strict: bool = True
+        self,
+        step: int | None = None,
+        into: Any = None,
+        *,
+        per_rank: Any = None,
+        strict: bool = True,
+        share: bool = False,
     ) -> Any:
         """As `checkpoint.load`, of the latest checkpoint or that of a step. It can't be removed meanwhile.
         per_rank: this rank's own state, which is filled, as `into`. NotFound.
 
         Bytes that local scratch has, of any rank of this host, come from there. A step that only is there,
         since it was lost before it was whole in the cluster, is loaded if it is asked for by number, and
-        one rank alone has saved it."""
-        while True:
-            chosen = self.latest() if step is None else step
-            if chosen is None:
-                raise NotFound("there is no checkpoint yet", self.path)
-            path = self.path_of(chosen)
-            try:
-                with held(self.client, path) as manifest:
-                    return self._load(chosen, manifest, into, per_rank, strict)
-            except NotFound:
-                if step is None and chosen not in self.steps():
-                    continue  # retention took it that moment; there is a newer one
-                alone = self._only_local(chosen)
-                if alone is None:
-                    raise
-            return self._load(chosen, alone, into, per_rank, strict)
+        one rank alone has saved it.
 
-    def _load(self, step: int, manifest: Manifest, into: Any, per_rank: Any, strict: bool) -> Any:
-        path = self.path_of(step)
-        near = None
-        if self._scratch is not None:
-            near = near_files(self._scratch.root, self._scratch.run, step, manifest)
-        if per_rank is not None:
-            own = own_part(manifest, self.ranks.rank, path)
-            load_held(self.client, path, own, per_rank, strict=strict, near=near)
-        shared = shared_part(manifest)
-        with self._places() as places:
-            return load_held(self.client, path, shared, into, strict=strict, near=near, places=places)
-
-    def _only_local(self, step: int) -> Manifest | None:
-        """The manifest of a local copy that is a whole checkpoint by itself."""
-        if self._scratch is None or self.client.lexists(self.path_of(step)):
-            return None
-        for _, copy in copies(self._scratch.root, self._scratch.run, step):
-            if copy.report.ranks == 1:
-                return merge([copy.report], step, self.path_of(step))
-        return None
-
-    @contextlib.contextmanager
-    def _places(self) -> Iterator[IovSlice | None]:
-        """Of the memory for saves what loading takes, if it is free: it was touched, and known to servers."""
-        region = None
-        if self._pool is not None and not self._pool.used:
-            region = self._pool.try_take(min(self._pool.nbytes, _PLACES_BYTES))
-        if region is None:
-            yield None
-            return
-        try:
-            yield region.pool.iov[region.begin : region.begin + region.nbytes]
-        finally:
-            region.release()
+        share: all ranks call this for the same step (None: rank 0 says which is the latest), and what several
+        of them want is read by one, which hands it to the others. A rank that fails fails all."""
+        loads = Loads(self.client, self.path, self.ranks, self._scratch, self._pool)
+        return loads.load(step, into, per_rank, strict, share)
 
     def pin(self, step: int, reason: str = "") -> None:
         """Keeps it from retention. NotFound."""
@@ -288,11 +270,12 @@ class Manager:
         if self._closed:
             return
         self._closed = True
-        self._join_copier()
-        if self._copier is not None:
-            self._copier.close()
-        self._guard.remove_all()
-        self._background.close()
+        with self._limiter.hurry():
+            self._join_copier()
+            if self._copier is not None:
+                self._copier.close()
+            self._guard.remove_all()
+            self._background.close()
         self._alive.close()
         if self._pool is not None:
             self._pool.close()
@@ -342,18 +325,22 @@ class Manager:
                 return made, self._pool
         wanted = host_bytes_for(plan(1 << 62).staged_bytes)
         if self._pool is None or self._pool.nbytes < wanted // 4096 * 4096:
-            self._join_copier()
-            self._wait_all()
-            concurrent.futures.wait(self._locals)
+            with self._limiter.hurry():
+                self._join_copier()
+                self._wait_all()
+                concurrent.futures.wait(self._locals)
             if self._pool is not None:
                 self._pool.close()
             self._pool = Pool(wanted)
         return plan(self._pool.nbytes), self._pool
 
     def _wait_turn(self) -> None:
-        while not self._free.acquire(timeout=1.0):
-            if self._failures:  # all that are on their way fail: say why
-                self._raise_failures()
+        if self._free.acquire(blocking=False):
+            return
+        with self._limiter.hurry():
+            while not self._free.acquire(timeout=1.0):
+                if self._failures:  # all that are on their way fail: say why
+                    self._raise_failures()
 
     def _begin(self, step: int, plan: StatePlan, tree: Any, force: bool) -> tuple[Saving, SaveHandle]:
         goal = self.path_of(step)
@@ -370,12 +357,15 @@ class Manager:
             step,
             self._table,
             self._alive,
+            check_every_s=CHECK_S,
         )
-        saving = Saving(attempt, plan, tree, self._before, self._ended)
+        last = self._last
+        same = frozenset(shard.file for shard in last.shards if shard.linked) if last else frozenset()
+        saving = Saving(attempt, plan, tree, self._before, self._ended, hash=self._hash, same=same)
         with self._mutex:
             self._going.append(saving)
         self._locals = [each for each in self._locals if not each.done()] + [saving.local]
-        return saving, SaveHandle(step, saving.replicated, saving.local)
+        return saving, SaveHandle(step, saving.replicated, saving.local, limiter=self._limiter)
 
     def _is_there(self, step: int) -> bool:
         """Asks the store only about steps that it had: a round trip costs training more than the copy. What
@@ -395,6 +385,9 @@ class Manager:
 
     def _copy(self, plan: StatePlan, pool: Pool, saving: Saving, handle: SaveHandle) -> None:
         """What an update doesn't guard now, the rest in a thread if there is a guard."""
+        self._sides.mark(plan.devices)
+        if any(device.type == "cuda" for device in plan.devices):
+            pool.pin()
         now, later = plan, None
         if self._guard.active:
             now, later = halves(plan, self._guard.covers())
@@ -406,18 +399,17 @@ class Manager:
                 self._copied(saving, handle)
         if later is not None and saving.failure is None:
             self._join_copier()
-            before = versions(later)  # here: the caller may change what it likes as soon as save returns
-            rest = later
+            rest = later  # looked at here: the caller may change what it likes as soon as save returns
+            untouched = Untouched(lambda: versions(rest))
             assert self._copier is not None, "a guard that is active has one"
-            self._copying = self._copier.do(lambda: self._copy_later(rest, before, pool, saving, handle))
+            self._copying = self._copier.do(lambda: self._copy_later(rest, untouched, pool, saving, handle))
 
     def _copy_later(
-        self, plan: StatePlan, before: dict[str, int], pool: Pool, saving: Saving, handle: SaveHandle
+        self, plan: StatePlan, untouched: Untouched, pool: Pool, saving: Saving, handle: SaveHandle
     ) -> None:
         try:
-            self._copy_part(plan, pool, saving)
-            after = versions(plan)
-            changed = sorted(name for name in before if before[name] != after[name])
+            self._copy_part(plan, pool, saving, lambda end: self._guard.launched(end, untouched.changed))
+            changed = untouched.changed()
             if changed:
                 saving.torn = True
                 saving.failure = saving.failure or TornSnapshot(
@@ -427,7 +419,13 @@ class Manager:
         finally:
             self._copied(saving, handle)
 
-    def _copy_part(self, plan: StatePlan, pool: Pool, saving: Saving) -> None:
+    def _copy_part(
+        self,
+        plan: StatePlan,
+        pool: Pool,
+        saving: Saving,
+        launched: Callable[[End], None] = lambda end: None,
+    ) -> None:
         copied: list[StagedFile] = []
         begun_s = time.monotonic()
 
@@ -437,9 +435,14 @@ class Manager:
             while copied:
                 self._background.hand_over(saving, copied.pop(0))
 
+        def full() -> None:
+            hand_over()
+            waits.enter_context(self._limiter.hurry())
+
+        waits = contextlib.ExitStack()
         try:
             # Hashing and writing begin when all is copied, or the memory is full: they would slow it down.
-            for staged in stage(plan, pool, lambda: saving.failure, hand_over):
+            for staged in stage(plan, pool, lambda: saving.failure, full, self._sides, launched):
                 copied.append(staged)
                 if saving.failure is not None:
                     break
@@ -449,6 +452,7 @@ class Manager:
                 raise  # Ctrl-C in the caller's thread
         finally:
             saving.be_quiet(time.monotonic() - begun_s)
+            waits.close()
             hand_over()  # also of a save that failed: who takes them gives their memory back
 
     def _copied(self, saving: Saving, handle: SaveHandle) -> None:
@@ -476,8 +480,6 @@ class Manager:
                 written = saving.written
                 if self._last is not None:
                     self._still = self._last.unchanged(written.tensors)
-                if self._known is not None and saving.attempt.step is not None:
-                    self._known.add(saving.attempt.step)
                 published = saving.replicated.result().published
                 self._last = Before(
                     saving.attempt.goal, written.shards, written.tensors, lambda: published.manifest

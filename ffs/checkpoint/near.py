@@ -19,13 +19,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-import blake3
 import numpy as np
 
 from ffs.checkpoint.fetch import Want
+from ffs.checkpoint.hashing import hash_one
 from ffs.checkpoint.manifest import Manifest, Part, Shard, Tensor
 from ffs.checkpoint.scratch import copies
-from ffs.checkpoint.tensors import Bytes
+from ffs.checkpoint.tensors import Bytes, memory_at
 
 log = logging.getLogger("ffs.checkpoint")
 
@@ -62,7 +62,10 @@ class Near:
                 continue
             at = np.searchsorted(begins[want.path], want.offset, side="right") - 1
             groups.setdefault((want.path, begins[want.path][at]), []).append(want)
-        with _Disk(self.files) as disk, ThreadPoolExecutor(_THREADS, thread_name_prefix="ffs-near") as pool:
+        with (
+            _Disk(self.files, manifest.hash) as disk,
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="ffs-near") as pool,
+        ):
             going: deque[tuple[list[Want], Part, Future[Bytes | None]]] = deque()
             for key, group in groups.items():
                 part = parts[key]
@@ -89,7 +92,7 @@ class Near:
                 continue
             data = memory[want.offset - part.offset :][: want.length]
             if want.into is not None:
-                want.into[:] = data
+                memory_at(want.into)[:] = data
             want.done(None if want.into is not None else data)
         return []
 
@@ -97,8 +100,9 @@ class Near:
 class _Disk:
     """The copies, opened when first needed. Many threads."""
 
-    def __init__(self, files: Mapping[str, str]) -> None:
+    def __init__(self, files: Mapping[str, str], algorithm: str) -> None:
         self._files = files
+        self._algorithm = algorithm
         self._stack = contextlib.ExitStack()
         self._open: dict[str, tuple[int, int]] = {}
 
@@ -114,13 +118,11 @@ class _Disk:
         path = self._files[posixpath.basename(where)]
         only = group[0] if len(group) == 1 else None
         if only is not None and only.length == part.bytes and only.into is not None:
-            self._read(path, part.offset, only.into)
+            self._read(path, part.offset, memory_at(only.into))
             return None
         memory = np.empty(part.bytes, np.uint8)
         self._read(path, part.offset, memory)
-        hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        hasher.update(memory.data)
-        if hasher.hexdigest() != part.hash:
+        if hash_one(self._algorithm, memory) != part.hash:  # of several threads
             raise ValueError(f"{path}: the bytes at {part.offset} aren't those that were saved")
         return memory
 

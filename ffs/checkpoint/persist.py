@@ -4,16 +4,20 @@ written straight from the memory that they are staged in (docs/guides/checkpoint
 
 from __future__ import annotations
 
+import contextlib
+import os
 import posixpath
+import select
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import blake3
+import numpy as np
 
 from ffs.checkpoint import stream
+from ffs.checkpoint.hashing import Algorithm, hash_spans
 from ffs.checkpoint.manifest import Manifest, Part, Shard, Tensor
 from ffs.checkpoint.snapshot import StagedFile, copying_threads
 from ffs.checkpoint.spans import cut
@@ -21,15 +25,17 @@ from ffs.client.ior import Ior
 from ffs.errors import NotFound, ProtocolError
 
 if TYPE_CHECKING:
+    from ffs.checkpoint.limiter import Gate
     from ffs.client.client import Client
     from ffs.client.file import File
 
 PRIORITY: Final = 200  # of writes: training reads go first
-ENTRIES: Final = 64
-_BATCHES: Final = 2  # transactions of names under way, to open files and as many to close them
-_BATCH_FILES: Final = 16
-_LOOK_S: Final = 0.002
-_SHARED_BYTES: Final = 1 << 20  # below, a second thread costs more than it brings
+# Pieces that are with servers: as many as a client gives one at a time (inflight_bytes). With 64 the disks
+# ran dry whenever a flush had ended, until Python's turn had come on a full machine.
+ENTRIES: Final = 256
+# Files whose names are made, or lengths published, by one request. While data is written a transaction takes
+# as long as a disk needs to flush all of that: what is known is opened at once, and closed after the data.
+_NAMES: Final = 256
 
 ContentKey = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], str], ...]
 """What makes two shard files the same: each tensor's name, type, box and hash, in file order."""
@@ -61,18 +67,11 @@ class Written:
             self.bytes_written += staged.nbytes
 
 
-def hash_parts(staged: StagedFile) -> None:
-    """BLAKE3 of each part, by this process's share of the processors. Without the GIL for all but small
-    ones."""
-    memory = staged.region.memory()
-    threads = copying_threads()
-    staged.hashes = [
-        blake3.blake3(
-            memory[placed.begin : placed.end],
-            max_threads=threads if part.nbytes >= _SHARED_BYTES else 1,
-        ).hexdigest()
-        for part, placed in staged.placed()
-    ]
+def hash_parts(staged: StagedFile, algorithm: Algorithm) -> None:
+    """Of each part, by at most this process's share of the processors. Without the GIL."""
+    spans = [(placed.begin, placed.end) for _, placed in staged.placed()]
+    memory = np.frombuffer(staged.region.memory(), np.uint8)
+    staged.hashes = hash_spans(algorithm, memory, spans, copying_threads())
 
 
 def entries(staged: StagedFile, number: int) -> list[Part]:
@@ -158,6 +157,7 @@ class _Going:
     staged: StagedFile
     path: str
     done: Done
+    written: Callable[[], None]
     file: File | None = None
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight: int = 0
@@ -169,10 +169,16 @@ class ClusterWriter:
     its length, by durable transactions of the metadata service, which take as long as a MiB or more: for
     some files together, by helper threads. One thread. Close it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, gate: Gate | None = None) -> None:
+        """`gate`: what each piece must pass; None: there is no limit."""
         self._client = client
+        self._gate = gate
+        self._held_s = 0.0  # after which to ask the gate again
         self._ring = Ior(client, ENTRIES, kind="write", priority=PRIORITY)
-        self._names = ThreadPoolExecutor(2 * _BATCHES, thread_name_prefix="ffs-ckpt-names")
+        self._names = ThreadPoolExecutor(2, thread_name_prefix="ffs-ckpt-names")
+        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakes = _watch(self._woken)
+        self._ring_events = _watch(self._woken, self._ring.fileno())
         self._to_open: deque[_Going] = deque()
         self._opening: dict[Future[list[Any]], list[_Going]] = {}
         self._open: deque[_Going] = deque()  # pieces of which wait
@@ -187,21 +193,43 @@ class ClusterWriter:
         """Whether something is on its way."""
         return self._under_way > 0
 
-    def start(self, directory: str, staged: StagedFile, done: Done) -> None:
-        """Begins to write a file. `done` is called once, by a `pump`: with None when all replicas hold the
-        file, else with its first failure (FAULTS C3); then nothing of it is in flight."""
+    def start(
+        self,
+        directory: str,
+        staged: StagedFile,
+        done: Done,
+        written: Callable[[], None] = lambda: None,
+        file: File | None = None,
+    ) -> None:
+        """Begins to write a file. `written` is called once, by a `pump`, when its memory isn't needed any
+        more; then `done` once: with None when all replicas hold the file, else with its first failure
+        (FAULTS C3). `file`: it is open already, and empty; it is closed here."""
         self._under_way += 1
-        self._to_open.append(_Going(staged, posixpath.join(directory, staged.plan.file), done))
+        path = posixpath.join(directory, staged.plan.file)
+        going = _Going(staged, path, done, written)
+        if file is not None:
+            self._begin(going, file)
+        else:
+            self._to_open.append(going)
 
     def pump(self, seconds: float | None) -> None:
         """Goes on with all that can go on; then waits so long for more (None: until there is something)."""
         self._go_on()
-        names = [*self._opening, *self._closing]
+        if self._held_s and (seconds is None or seconds > self._held_s):
+            seconds = self._held_s
+        if self._pieces or self._opening or self._closing or self._held_s:
+            # A ring that isn't waited for stays readable: a connection has something to say.
+            events = self._ring_events if self._pieces else self._wakes
+            events.poll(None if seconds is None else 1000 * seconds)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._woken)
         if self._pieces:
-            self._take_in(_LOOK_S if names and (seconds is None or seconds > _LOOK_S) else seconds)
-        elif names:
-            wait(names, seconds, FIRST_COMPLETED)
+            self._take_in()
         self._go_on()
+
+    def wake(self) -> None:
+        """A `pump` that waits goes on. Any thread, before `close`."""
+        os.eventfd_write(self._woken, 1)
 
     def finish(self) -> None:
         """Until nothing is on its way."""
@@ -219,6 +247,7 @@ class ClusterWriter:
     def close(self) -> None:
         self._ring.close()
         self._names.shutdown()
+        os.close(self._woken)
 
     # inside
 
@@ -227,7 +256,9 @@ class ClusterWriter:
         self._feed()
         self._put_away()
         self._send(self._to_open, self._opening, self._open_all)
-        self._send(self._to_close, self._closing, self._close_all)
+        idle = not (self._pieces or self._open or self._opening or self._to_open)
+        if idle or len(self._to_close) >= _NAMES:
+            self._send(self._to_close, self._closing, self._close_all)
 
     def _send(
         self,
@@ -235,10 +266,12 @@ class ClusterWriter:
         under_way: dict[Future[list[Any]], list[_Going]],
         work: Callable[[list[_Going]], list[Any]],
     ) -> None:
-        """What has queued up goes together, while what went before is still under way."""
-        while queued and len(under_way) < _BATCHES:
-            batch = [queued.popleft() for _ in range(min(_BATCH_FILES, len(queued)))]
-            under_way[self._names.submit(work, batch)] = batch
+        """What has queued up goes together, when what went before is over."""
+        if queued and not under_way:
+            batch = [queued.popleft() for _ in range(min(_NAMES, len(queued)))]
+            future = self._names.submit(work, batch)
+            under_way[future] = batch
+            future.add_done_callback(lambda _: self.wake())
 
     def _open_all(self, batch: list[_Going]) -> list[Any]:
         return self._client.open_many([going.path for going in batch], "xb")
@@ -252,19 +285,26 @@ class ClusterWriter:
             error = future.exception()
             for going, opened in zip(batch, [error] * len(batch) if error else future.result(), strict=True):
                 if isinstance(opened, BaseException):
+                    going.written()
                     self._end(going, opened)
                     continue
-                going.file = opened
-                size = stream.piece_bytes(opened)
-                going.waiting.extend(cut(0, going.staged.nbytes, size))
-                self._open.append(going)
+                self._begin(going, opened)
+
+    def _begin(self, going: _Going, file: File) -> None:
+        going.file = file
+        going.waiting.extend(cut(0, going.staged.nbytes, stream.piece_bytes(file)))
+        self._open.append(going)
 
     def _feed(self) -> None:
-        """Pieces of files that are open into the ring."""
+        """Pieces of files that are open into the ring, as many as the gate lets through."""
         fed = False
+        self._held_s = 0.0
         while self._open and len(self._pieces) < ENTRIES:
             going = self._open[0]
             if going.failure is None and going.waiting:
+                self._held_s = self._gate.wait_s(going.waiting[0][1]) if self._gate is not None else 0.0
+                if self._held_s:
+                    break
                 self._prepare(going, *going.waiting.popleft())
                 fed = True
             if going.failure is not None or not going.waiting:
@@ -280,6 +320,7 @@ class ClusterWriter:
     def _written(self, going: _Going) -> None:
         """To its end, when nothing of it waits or is in flight."""
         if not going.in_flight and not going.waiting:
+            going.written()
             self._to_close.append(going)
 
     def _prepare(self, going: _Going, offset: int, length: int) -> None:
@@ -295,9 +336,9 @@ class ClusterWriter:
         self._next += 1
         going.in_flight += 1
 
-    def _take_in(self, seconds: float | None) -> None:
+    def _take_in(self) -> None:
         try:
-            completions = self._ring.wait(1, seconds)
+            completions = self._ring.wait(1, 0.0)
         except BaseException as error:  # the ring is no more: all that is in flight has failed
             self._start_anew(error)
             return
@@ -330,16 +371,25 @@ class ClusterWriter:
     def _start_anew(self, error: BaseException) -> None:
         self._ring.close()
         self._ring = Ior(self._client, ENTRIES, kind="write", priority=PRIORITY)
+        self._ring_events = _watch(self._woken, self._ring.fileno())
         failed, self._pieces = list(self._pieces.values()), {}
         for going, _ in failed:
             going.failure = going.failure or error
             self._landed(going)
 
 
-def link(client: Client, source: str, target: str) -> bool:
-    """The file of an earlier checkpoint, under a further name; False: it has gone meanwhile."""
+def _watch(*descriptors: int) -> select.poll:
+    events = select.poll()
+    for fd in descriptors:
+        events.register(fd, select.POLLIN)
+    return events
+
+
+def link(client: Client, source: str, target: str, replace: bool = False) -> bool:
+    """The file of an earlier checkpoint, under a further name; False: it has gone meanwhile. `replace`: an
+    empty file has that name."""
     try:
-        client.link(source, target)
+        client.link(source, target, replace=replace)
     except NotFound:
         return False
     return True

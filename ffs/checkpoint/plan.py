@@ -9,6 +9,7 @@ the memory that it is staged in.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,10 +64,7 @@ class FilePlan:
 
 
 def volume(extent: Iterable[int]) -> int:
-    count = 1
-    for each in extent:
-        count *= each
-    return count
+    return math.prod(extent)
 
 
 def cut(part: Part, most_bytes: int) -> list[Part]:

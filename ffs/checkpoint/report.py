@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from ffs.checkpoint.manifest import Manifest, Part, Shard, Tensor, check
+from ffs.checkpoint.manifest import Manifest, Part, Shard, Tensor, check, version_of
 from ffs.errors import Damaged, InvalidArgument
 
 
 class RankReport(msgspec.Struct, frozen=True):
     """One rank has stored its part. `declared`: type and whole shape of every tensor that it knows of,
-    whoever stores it; one that nobody has stored makes the save fail."""
+    whoever stores it; one that nobody has stored makes the save fail. `hash`: the algorithm of its parts'."""
 
     rank: int
     ranks: int
@@ -24,6 +24,7 @@ class RankReport(msgspec.Struct, frozen=True):
     tied: dict[str, str]
     tree: Any
     declared: dict[str, tuple[str, tuple[int, ...]]]
+    hash: str = "blake3"
 
 
 def merge(reports: Sequence[RankReport], step: int | None, where: str) -> Manifest:
@@ -34,7 +35,14 @@ def merge(reports: Sequence[RankReport], step: int | None, where: str) -> Manife
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     files: set[str] = set()
+    first = ordered[0]
     for report in ordered:
+        if report.hash != first.hash:
+            raise InvalidArgument(
+                f"rank {report.rank} hashes with {report.hash}, rank {first.rank} with {first.hash}: "
+                "give all ranks the same hash=",
+                where,
+            )
         base = len(shards)
         for shard in report.shards:
             if shard.file in files:
@@ -66,6 +74,8 @@ def merge(reports: Sequence[RankReport], step: int | None, where: str) -> Manife
         tree=tree,
         step=step,
         ranks=len(ordered),
+        version=version_of(first.hash),
+        hash=first.hash,
     )
     try:
         check(manifest, where)

@@ -12,6 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ffs.checkpoint.commit import Attempt
+from ffs.checkpoint.hashing import DEFAULT, Algorithm, check_algorithm
 from ffs.checkpoint.manifest import Manifest
 from ffs.checkpoint.plan import PART_BYTES
 from ffs.checkpoint.saving import Background, Saving, done
@@ -33,6 +34,7 @@ def save(
     *,
     part_bytes: int = PART_BYTES,
     table: str | int | None = None,
+    hash: Algorithm = DEFAULT,
 ) -> Manifest:
     """Saves a state - nested dicts and lists of tensors (torch or numpy) and plain values, and objects with
     `state_dict` - as a checkpoint: the directory `path`, which must not be there yet. Returns its manifest
@@ -41,13 +43,15 @@ def save(
 
     The state must not change meanwhile. Tied tensors are stored once; a view costs its own bytes.
     `part_bytes`: tensors larger than that are stored in several files. `table`: the chain table by name or
-    id; None: as the parent directory has it.
+    id; None: as the parent directory has it. `hash`: "xxh3-128", or "blake3", which finds also what somebody
+    changed on purpose (docs/guides/checkpoint.md, Hashes).
 
     Raises Exists; TypeError, InvalidArgument (an entry that can't be stored: its name is said); NoSpace and
     any other failure of a write. Then nothing is visible under `path`. Directories above are made as needed.
     """
     if part_bytes < 1:
         raise InvalidArgument(f"part_bytes is {part_bytes}: give a positive number of bytes")
+    check_algorithm(hash)
     flat = flatten(state)
     plan = plan_state(flat.tensors, 0, 1, _HOST_BYTES, part_bytes)
     path = path.rstrip("/")
@@ -57,7 +61,7 @@ def save(
     client.makedirs(parent, exist_ok=True)
     attempt = Attempt(client, path, uuid.uuid4().hex, table=table)
     attempt.begin()
-    saving = Saving(attempt, plan, flat.tree, begun=done())
+    saving = Saving(attempt, plan, flat.tree, begun=done(), hash=hash)
     background = Background(client)
     pool = Pool(min(_HOST_BYTES, max(2, plan.staged_bytes // 4096) * 4096))
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from ffs.checkpoint.plan import PART_BYTES, FilePlan, Part, files_of, owners
 from ffs.checkpoint.shard import PlacedTensor, ShardPlan, plan_shard
 from ffs.checkpoint.staging import PAGE, Pool, Region
 from ffs.checkpoint.state import is_own
+from ffs.checkpoint.streams import Copies, End, PlainSide, Sides
 from ffs.checkpoint.tensors import Bytes, Framework, Source, describe
 from ffs.client.copying import copy_many
 
@@ -53,6 +53,7 @@ class StatePlan:
     tensors: list[Any] = field(default_factory=list)
     pointers: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     frameworks: dict[str, Framework] = field(default_factory=dict)
+    devices: tuple[Any, ...] = ()  # torch's, of tensors that take more than a copy of memory
 
     @property
     def staged_bytes(self) -> int:
@@ -102,6 +103,7 @@ class Planner:
         self._sources: dict[str, Source] = {}
         self._tied: dict[str, str] = {}
         self._parts: list[Part] = []
+        self._devices: tuple[Any, ...] = ()
         self._made: dict[tuple[int, frozenset[str]], StatePlan] = {}
 
     def plan(
@@ -143,6 +145,8 @@ class Planner:
             if source.copy == turn if source.copies else holder:
                 parts.append(Part(name, source.spec.dtype, source.shape, source.begin, source.spec.shape))
         self._parts = [part for part in parts if part.nbytes or part.whole]  # a rank may hold nothing of one
+        others = [s.tensor.device for s in kept.values() if s.framework == "torch" and not is_direct(s)]
+        self._devices = tuple({str(device): device for device in others}.values())
         # Not the tensors: a plan outlives the state that it was made of.
         self._sources = {s.spec.name: replace(s, tensor=None, direct=is_direct(s)) for s in kept.values()}
         self._tied = tied
@@ -160,7 +164,9 @@ class Planner:
             shard = plan_shard((part.spec for part in file.parts), {"format": "pt", **aliases})
             files.append((file, shard, self._moves(file, shard, numbers)))
         frameworks = {name: source.framework for name, source in self._sources.items()}
-        return StatePlan(files, self._sources, self._tied, declared, numbers, frameworks=frameworks)
+        return StatePlan(
+            files, self._sources, self._tied, declared, numbers, frameworks=frameworks, devices=self._devices
+        )
 
     def _moves(self, file: FilePlan, shard: ShardPlan, numbers: dict[str, int]) -> Moves:
         rows, others = [], []
@@ -229,12 +235,17 @@ def stage(
     pool: Pool,
     failed: Callable[[], BaseException | None] = lambda: None,
     waiting: Callable[[], None] = lambda: None,
+    sides: Sides | None = None,
+    launched: Callable[[End], None] = lambda end: None,
 ) -> Iterator[StagedFile]:
     """Copies one file after the other; waits for memory as `Pool.take`, after `waiting` was called. The state
-    must not change until the last one was given out."""
-    flat = Flat()
+    must not change until the last one was given out. `sides`: for tensors of devices. `launched`: called when
+    all copies have begun and some go on beside what the device computes: what is launched there after
+    `End.wait_here` may change the state. A file is given out when its copies are over."""
+    copies = Copies(sides or Sides())
+    flat = Flat(copies)
     sources: dict[str, Source] = {}  # of parts that take more than a copy
-    batch = _Batch(plan)
+    batch = _Batch(plan, copies)
     try:
         for file, shard, moves in plan.files:
             region = pool.try_take(shard.nbytes)
@@ -251,7 +262,7 @@ def stage(
                     sources = {part.name: source}
                 flat.copy(source, part, memory[placed.begin : placed.end])
             del memory
-        yield from batch.copied()
+        yield from batch.copied(launched)
     finally:
         batch.drop()
 
@@ -259,8 +270,9 @@ def stage(
 class _Batch:
     """Files whose copies go together: a call for thousands of pieces, since training waits for it alone."""
 
-    def __init__(self, plan: StatePlan) -> None:
+    def __init__(self, plan: StatePlan, copies: Copies) -> None:
         self._plan = plan
+        self._copies = copies
         self._files: deque[StagedFile] = deque()
         self._moves: list[tuple[np.uint64, Moves]] = []  # and the address of the file's first byte
 
@@ -271,7 +283,7 @@ class _Batch:
         self._moves.append((np.uint64(memory.__array_interface__["data"][0]), moves))
         return memory
 
-    def copied(self) -> Iterator[StagedFile]:
+    def copied(self, launched: Callable[[End], None] = lambda end: None) -> Iterator[StagedFile]:
         rows, self._moves = self._moves, []
         if rows:
             pieces = np.empty((sum(len(moves.nbytes) for _, moves in rows), 3), np.uint64)
@@ -281,11 +293,18 @@ class _Batch:
             pieces[:, 1] += self._plan.pointers[numbers]
             np.concatenate([moves.nbytes for _, moves in rows], out=pieces[:, 2])
             copy_many(pieces, copying_threads())
+        end = self._copies.end()
+        if end is not None:
+            launched(end)
+            end.block()
         while self._files:
             yield self._files.popleft()
 
     def drop(self) -> None:
-        """What wasn't given out gives its memory back."""
+        """What wasn't given out gives its memory back, when nothing is copied there any more."""
+        end = self._copies.end()
+        if end is not None:
+            end.block()
         while self._files:
             self._files.popleft().region.release()
 
@@ -306,19 +325,19 @@ def ranks_here() -> int:
 class Flat:
     """Copies parts; keeps the last tensor that had to be made contiguous, since its parts come in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: Copies | None = None) -> None:
+        self._copies = copies or Copies(Sides(lambda device: PlainSide()))
         self._of: Source | None = None
-        self._bytes: Bytes | None = None
+        self._bytes: Any = None
 
     def copy(self, source: Source, part: Part, target: Bytes) -> None:
-        """The bytes of the part into `target`. A device's copy is waited for."""
-        torch = sys.modules.get("torch")
+        """The bytes of the part into `target`. Of a device's tensor the copy is begun, as its side does it;
+        without `copies` it is over."""
         stop = part.at + part.nbytes
-        if source.framework == "torch" and torch is not None:
-            tensor = source.tensor.detach()
-            if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-                torch.from_numpy(target).copy_(tensor.reshape(-1).view(torch.uint8)[part.at : stop])
-                return
-        if self._of is not source or self._bytes is None:
-            self._of, self._bytes = source, source.flat()
-        target[:] = self._bytes[part.at : stop]
+        if self._of is not source:
+            self._of = source
+            self._bytes = self._copies.flat(source.tensor) if source.framework == "torch" else source.flat()
+        if source.framework == "torch":
+            self._copies.copy(target, self._bytes[part.at : stop])
+        else:
+            target[:] = self._bytes[part.at : stop]

@@ -8,13 +8,17 @@ beginning (C7).
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ffs import Iov
+from ffs.checkpoint.streams import pin, unpin
 from ffs.errors import InvalidArgument
+
+log = logging.getLogger("ffs.checkpoint")
 
 PAGE: Final = 4096
 
@@ -49,6 +53,24 @@ class Pool:
         self._changed = threading.Condition()
         self._used: list[Region] = []  # in the order of the ring, oldest first
         self._closed = False
+        self._pinned = False
+        self._tried = False
+
+    def pin(self) -> None:
+        """Registers it with CUDA, once, so that copies from a GPU run by themselves. Where that is refused it
+        stays as it is, and they are slower. Blocking."""
+        if self._tried:
+            return
+        self._tried = True
+        self._pinned = pin(self._address, self.nbytes)
+        if not self._pinned:
+            log.warning(
+                "CUDA can't register %d bytes of memory for saves: copies go through its own", self.nbytes
+            )
+
+    @property
+    def _address(self) -> int:
+        return int(self.iov.numpy().__array_interface__["data"][0])
 
     def take(self, nbytes: int, failed: Callable[[], BaseException | None] = lambda: None) -> Region:
         """A region, in turn; waits for earlier ones to be given back. `failed`: asked while waiting; what it
@@ -101,6 +123,9 @@ class Pool:
         """The memory goes when the last view of it goes. Nothing may be given out."""
         with self._changed:
             self._closed = True
+            if self._pinned:
+                self._pinned = False
+                unpin(self._address)
             self._changed.notify_all()
 
     def _place(self, size: int) -> int | None:

@@ -259,6 +259,8 @@ def put_back(into: Any, tree: Node, tensors: Mapping[str, Any], where: str) -> N
     if kind == "dict" and isinstance(into, Mapping):
         for key_node, node in body:
             key = _value(key_node, tensors, where)
+            if key not in into and not names_in(node) <= tensors.keys():
+                continue  # left out, with tensors that weren't loaded
             _put_one(into, key, node, tensors, where, key in into)
     elif kind == "list" and isinstance(into, list):
         for at, node in enumerate(body):

@@ -4,10 +4,11 @@ comes in, or is asked for (docs/guides/checkpoint.md, Tensors).
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,14 @@ from ffs.errors import InvalidArgument
 
 Framework = Literal["numpy", "torch"]
 Bytes = npt.NDArray[np.uint8]
+
+Place = Bytes | Callable[[], Bytes]
+"""Memory, or what gives it when bytes have come for it, always the same: of thousands of tensors that takes
+time, which there is once reads are under way."""
+
+
+def memory_at(place: Place) -> Bytes:
+    return place() if callable(place) else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +127,7 @@ def _describe_torch(name: str, tensor: Any) -> Source:
     return Source(spec, "torch", identity, tensor, placed.shape, placed.begin, placed.copy, placed.copies)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where the local piece of a distributed tensor lies in the whole; `copy` of `copies` ranks have it."""
 
     shape: tuple[int, ...]
@@ -128,22 +136,48 @@ class Placement:
     copies: int
 
 
-def placement_of(tensor: Any) -> Placement | None:
-    """Of a DTensor; None: a tensor that isn't distributed. InvalidArgument: sums that aren't reduced yet."""
+@functools.cache
+def _name_of(dtype: Any) -> str | None:
+    """safetensors' name of torch's type."""
+    return FROM_TORCH.get(str(dtype))
+
+
+def _local(tensor: Any) -> Any:
+    """The piece of a DTensor that is here, without its history."""
+    torch = sys.modules["torch"]
+    local = tensor._local_tensor
+    if type(local) is torch.Tensor:  # by far the most; to_local makes a node of the graph
+        return local
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+Lines = dict[int, tuple[int, int]]
+"""Meshes of one dimension by id, while they live: ranks, and this one's place."""
+
+
+def placement_of(tensor: Any, lines: Lines | None = None) -> Placement | None:
+    """Of a DTensor; None: a tensor that isn't distributed. `lines`: what was found out for other tensors.
+    InvalidArgument: sums that aren't reduced yet."""
     if type(tensor).__name__ != "DTensor":
         return None
-    from torch.distributed.tensor import Partial, Shard
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if len(placements) == 1 and type(placements[0]).__name__ == "Shard":  # by far the most
+        line = None if lines is None else lines.get(id(mesh))
+        if line is None:
+            line = mesh.size(), mesh.get_coordinate()[0]
+            if lines is not None:
+                lines[id(mesh)] = line
+        size, place = line
+        shape, along = tuple(tensor.shape), placements[0].dim
+        first = min(place * -(-shape[along] // size), shape[along])
+        before, behind = (0,) * along, (0,) * (len(shape) - along - 1)
+        return Placement(shape, (*before, first, *behind), 0, 1)
+    from torch.distributed.tensor import Partial
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    mesh, placements = tensor.device_mesh, tensor.placements
     if any(isinstance(placement, Partial) for placement in placements):
         raise InvalidArgument(f"a DTensor of {placements} isn't reduced yet: redistribute it first")
-    if mesh.ndim == 1 and type(placements[0]) is Shard:  # by far the most, and ten times as fast
-        along = placements[0].dim
-        rows = -(-tensor.shape[along] // mesh.size())
-        first = min(mesh.get_coordinate()[0] * rows, tensor.shape[along])
-        begin = tuple(first if d == along else 0 for d in range(tensor.dim()))
-        return Placement(tuple(tensor.shape), begin, 0, 1)
     _, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     copy, copies = 0, 1
     coordinate = mesh.get_coordinate()
@@ -171,52 +205,64 @@ class Destination:
     """One tensor to be loaded into. Bytes arrive in `buffer`, then `finish()` puts them in place. `begin` and
     `extent` say which box of the whole it takes: all, unless it is a DTensor."""
 
-    __slots__ = ("_copy_back", "begin", "buffer", "extent", "spec")
+    __slots__ = ("_copy_back", "_flat", "_tensor", "begin", "extent", "spec")
 
-    def __init__(self, spec: TensorSpec, tensor: object) -> None:
-        """Raises TypeError or InvalidArgument, which names the tensor, if it can't take these bytes."""
+    def __init__(self, spec: TensorSpec, tensor: object, lines: Lines | None = None) -> None:
+        """`lines`: as placement_of. Raises TypeError or InvalidArgument, which names the tensor, if it can't
+        take these bytes."""
         self.spec = spec
         self._copy_back: Any = None
+        self._tensor: Any = None  # whose own memory the buffer will be
+        self._flat: Bytes | None = None
         self.begin, self.extent = (0,) * len(spec.shape), spec.shape
         if _is_torch(tensor):
-            self.buffer = self._into_torch(tensor)
+            self._into_torch(tensor, lines)
         elif isinstance(tensor, np.ndarray):
-            self.buffer = self._into_numpy(tensor)
+            self._flat = self._into_numpy(tensor)
         else:
             raise TypeError(
                 f"{spec.name!r}: can load into a numpy array or a torch tensor, not {type(tensor).__name__}"
             )
+
+    @property
+    def buffer(self) -> Bytes:
+        return self.memory()
+
+    def memory(self) -> Bytes:
+        """A Place. Any thread."""
+        flat = self._flat
+        if flat is None:
+            torch = sys.modules["torch"]
+            flat = self._flat = self._tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        return flat
 
     def finish(self) -> None:
         if self._copy_back is not None:
             self._copy_back()
             self._copy_back = None
 
-    def _check(self, dtype: str | None, shape: tuple[int, ...], shown: str) -> None:
+    def _check(self, dtype: str | None, shape: tuple[int, ...], shown: object) -> None:
         if dtype != self.spec.dtype or shape != self.spec.shape:
             raise InvalidArgument(
                 f"{self.spec.name!r} was saved as {self.spec.dtype} {list(self.spec.shape)}, "
                 f"the destination is {shown} {list(shape)}: they must agree"
             )
 
-    def _into_torch(self, tensor: Any) -> Bytes:
+    def _into_torch(self, tensor: Any, lines: Lines | None) -> None:
         torch = sys.modules["torch"]
-        self._check(FROM_TORCH.get(str(tensor.dtype)), tuple(tensor.shape), str(tensor.dtype))
-        placed = placement_of(tensor)
-        with torch.no_grad():  # else each makes a node of the graph
-            if placed is not None:
-                tensor = tensor.to_local()
-            tensor = tensor.detach()
+        self._check(_name_of(tensor.dtype), tuple(tensor.shape), tensor.dtype)
+        placed = placement_of(tensor, lines)
         if placed is not None:
+            tensor = _local(tensor)
             self.begin, self.extent = placed.begin, tuple(tensor.shape)
-        direct = tensor.is_contiguous() and tensor.device.type == "cpu" and tensor.layout is torch.strided
+        direct = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
         if direct and not tensor.is_conj() and not tensor.is_neg():
-            flat: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
-            return flat
+            self._tensor = tensor
+            return
+        tensor = tensor.detach()
         staged = torch.empty(self.extent, dtype=tensor.dtype)
         self._copy_back = lambda: tensor.copy_(staged)
-        flat = staged.reshape(-1).view(torch.uint8).numpy()
-        return flat
+        self._flat = staged.reshape(-1).view(torch.uint8).numpy()
 
     def _into_numpy(self, array: npt.NDArray[Any]) -> Bytes:
         self._check(FROM_NUMPY.get(array.dtype.name), tuple(array.shape), str(array.dtype))

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import blake3
-
 from ffs.checkpoint.fetch import Want, fetch
-from ffs.checkpoint.load import held
+from ffs.checkpoint.hashing import ANY_THREADS, hash_one
+from ffs.checkpoint.hold import held
 from ffs.checkpoint.manifest import Manifest, Part, Shard
 from ffs.checkpoint.tensors import Bytes
 from ffs.errors import FfsError
@@ -72,9 +71,7 @@ def _wants(
 
         def check(memory: Bytes | None, name: str = name, part: Part = part) -> None:
             assert memory is not None
-            hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-            hasher.update(memory.data)
-            if hasher.hexdigest() != part.hash:
+            if hash_one(manifest.hash, memory, ANY_THREADS) != part.hash:
                 damages.append(Damage(shard.file, name, "its bytes aren't those that were saved"))
             progress(part.bytes)
 
@@ -92,7 +89,7 @@ class Difference:
 
 def differences(one: Manifest, other: Manifest) -> list[Difference]:
     """What the second has other than the first, tensor by tensor, by names and hashes. Pure. Tensors that are
-    cut in other ways on both sides can't be compared by hashes: they count as changed, and say so."""
+    cut, or hashed, in other ways on both sides can't be compared: they count as changed, and say so."""
     found = []
     for name in dict.fromkeys((*one.tensors, *other.tensors)):
         before, after = one.tensors.get(name), other.tensors.get(name)
@@ -108,6 +105,8 @@ def differences(one: Manifest, other: Manifest) -> list[Difference]:
             theirs = {after.box_of(part): part.hash for part in after.parts}
             if mine.keys() != theirs.keys():
                 found.append(Difference(name, "changed", "or only stored in other pieces"))
+            elif one.hash != other.hash:
+                found.append(Difference(name, "changed", f"or only hashed with {other.hash}"))
             elif mine != theirs:
                 found.append(Difference(name, "changed"))
     return found

@@ -130,7 +130,7 @@ def checkpoints_at(client: Client, path: str) -> list[str]:
 
 def _summary(client: Client, path: str) -> dict[str, object]:
     from ffs.checkpoint import retention
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
 
     manifest = read_manifest(client, path)
     return {
@@ -164,7 +164,7 @@ def _line(row: dict[str, object]) -> tuple[str, ...]:
 
 def run_show(args: argparse.Namespace) -> int:
     from ffs.checkpoint import retention
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
 
     tally = Tally(args)
     with remote_operands(args, args.paths, tally) as (client, places):
@@ -229,7 +229,7 @@ def lines(path: str, manifest: Manifest, pinned: str | None, *, every: bool) -> 
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
     from ffs.checkpoint.verify import verify
 
     tally = Tally(args)
@@ -258,7 +258,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
     from ffs.checkpoint.verify import differences
 
     tally = Tally(args)
@@ -300,7 +300,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 def run_rm(args: argparse.Namespace) -> int:
     from ffs.checkpoint import retention
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
 
     tally = Tally(args)
     with remote_operands(args, args.paths, tally) as (client, places):
@@ -329,7 +329,7 @@ def run_gc(args: argparse.Namespace) -> int:
 
 def run_pin(args: argparse.Namespace) -> int:
     from ffs.checkpoint import retention
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
 
     tally = Tally(args)
     with remote_operands(args, args.paths, tally) as (client, places):
@@ -342,7 +342,7 @@ def run_pin(args: argparse.Namespace) -> int:
 
 def run_unpin(args: argparse.Namespace) -> int:
     from ffs.checkpoint import retention
-    from ffs.checkpoint.load import read_manifest
+    from ffs.checkpoint.hold import read_manifest
 
     tally = Tally(args)
     with remote_operands(args, args.paths, tally) as (client, places):

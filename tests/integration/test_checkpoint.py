@@ -122,6 +122,11 @@ def test_names_types_and_shapes_are_compared_before_anything_is_read(client: Cli
     assert untouched.sum() == 0
     checkpoint.load(client, f"{home}/c", {"a": untouched}, strict=False)
     assert torch.equal(untouched, state["a"])
+    checkpoint.save(client, f"{home}/d", {**state, "step": 7})
+    into: dict[str, Any] = {"a": torch.zeros(3), "step": 0}
+    checkpoint.load(client, f"{home}/d", into, strict=False)
+    assert torch.equal(into.pop("a"), state["a"])
+    assert into == {"step": 7}
 
 
 def test_numpy_comes_back_as_numpy(client: Client, home: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ffs import errors
-from ffs.checkpoint.load import held
+from ffs.checkpoint.hold import held
 from ffs.client.client import Client
 
 ROOT = Path(__file__).parents[2]

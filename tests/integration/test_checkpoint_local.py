@@ -3,7 +3,6 @@ are (docs/guides/checkpoint.md, Local scratch)."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,14 +13,13 @@ import pytest
 import torch
 
 from ffs import checkpoint, errors
-from ffs.checkpoint import scratch
+from ffs.checkpoint import goals, scratch
 from ffs.checkpoint.commit import Attempt
-from ffs.checkpoint.load import Goal, held, read_goals
+from ffs.checkpoint.goals import Goal, Sources, read_goals
+from ffs.checkpoint.hold import held
 from ffs.checkpoint.near import near_files
 from ffs.checkpoint.report import RankReport
 from ffs.client.client import Client
-
-loading = importlib.import_module("ffs.checkpoint.load")  # `checkpoint.load` is the function
 
 
 def state(number: int = 0) -> dict[str, Any]:
@@ -44,13 +42,13 @@ def same(one: Any, other: Any) -> None:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that each load has read from the cluster."""
     counts: list[int] = []
-    original = loading.fetch
+    original = goals.fetch
 
     def fetch(*args: Any, **options: Any) -> int:
         counts.append(original(*args, **options))
         return counts[-1]
 
-    monkeypatch.setattr(loading, "fetch", fetch)
+    monkeypatch.setattr(goals, "fetch", fetch)
     return counts
 
 
@@ -164,7 +162,7 @@ def test_a_piece_is_read_near_if_half_of_its_part_is_wanted(
         with held(client, manager.path_of(1)) as manifest:
             near = near_files(os.path.dirname(os.path.dirname(os.path.dirname(where))), run, 1, manifest)
             goal = Goal("w", ((0, 0), (rows, columns)), out.reshape(-1).view(np.uint8))
-            read_goals(client, manager.path_of(1), manifest, [goal], near)
+            read_goals(client, manager.path_of(1), manifest, [goal], Sources(near))
         return out, near.served
 
     run = scratch.run_of(client, manager.path)
@@ -223,19 +221,19 @@ def test_a_save_that_fails_in_the_cluster_can_be_whole_here(
     manager = managers(host_bytes=64 << 20)
     manager.save(1, state(1), block=True)
 
-    original = Attempt.report
+    original = Attempt.tell
 
-    def report(self: Attempt, report: RankReport) -> None:
+    def tell(self: Attempt, report: RankReport) -> None:
         raise errors.NoSpace("no space left on the device")
 
-    monkeypatch.setattr(Attempt, "report", report)
+    monkeypatch.setattr(Attempt, "tell", tell)
     handle = manager.save(2, state(2))
     assert handle.local.result(60)
     with pytest.raises(errors.NoSpace):
         handle.wait()
     with pytest.raises(errors.NoSpace):
         manager.wait()
-    monkeypatch.setattr(Attempt, "report", original)
+    monkeypatch.setattr(Attempt, "tell", original)
     assert manager.local_steps() == [1, 2]
     assert manager.latest() == 1
     same(state(1), manager.load())

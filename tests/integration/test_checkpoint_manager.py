@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 
 from ffs import checkpoint, errors
 from ffs.checkpoint import alive, commit, persist, retention
+from ffs.checkpoint.pace import Step
 from ffs.checkpoint.report import RankReport
+from ffs.checkpoint.streams import PlainSide, Sides
+from ffs.checkpoint.verify import verify
 from ffs.cli import main
 from ffs.client.client import Client
 
@@ -108,9 +112,9 @@ def slow_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     go = threading.Event()
     original = persist.ClusterWriter.start
 
-    def start(self: persist.ClusterWriter, directory: str, staged: Any, done: persist.Done) -> None:
+    def start(self: persist.ClusterWriter, directory: str, staged: Any, *told: Any) -> None:
         assert go.wait(30)
-        original(self, directory, staged, done)
+        original(self, directory, staged, *told)
 
     monkeypatch.setattr(persist.ClusterWriter, "start", start)
     return go
@@ -193,6 +197,112 @@ def test_what_changes_under_the_guard_fails_the_save(
     assert client.listdir(f"{home}/run") == []
 
 
+class SlowDevice(PlainSide):
+    """A device whose copies take place where something that is launched on it waits for them, or when it is
+    let."""
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+        self.marks = 0
+        self.line: list[tuple[Any, Any]] = []
+        self.mutex = threading.Lock()
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def copy(self, target: Any, source: Any) -> None:
+        self.line.append((target, source))
+
+    def end(self) -> Any:
+        return self
+
+    def wait_here(self) -> None:
+        with self.mutex:
+            while self.line:
+                target, source = self.line.pop()
+                target.copy_(source)
+
+    def block(self) -> None:
+        assert self.let.wait(30)
+        self.wait_here()
+
+
+def test_an_update_doesnt_wait_here_for_a_device_that_copies(client: Client, home: str) -> None:
+    """It waits there, and what is saved is of before it; something else that changes it fails the save."""
+    weight = torch.nn.Parameter(torch.ones(512, 1024).t())  # as torch copies it, not as it lies there
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with checkpoint.Manager(client, f"{home}/run", host_bytes=64 << 20) as manager:
+        manager.guard(optimizer)
+        device = SlowDevice()
+        manager._sides = Sides(lambda _: device)
+        weight.grad = torch.ones_like(weight)
+        for torn in (False, True):
+            device.let.clear()
+            handle = manager.save(int(torn), {"w": weight})
+            if torn:
+                with torch.no_grad():
+                    weight.add_(1.0)
+            optimizer.step()
+            assert not handle.staged.done()
+            device.let.set()
+            if torn:
+                with pytest.raises(checkpoint.TornSnapshot, match="'w'"):
+                    handle.wait(60)
+                with pytest.raises(checkpoint.TornSnapshot):
+                    manager.wait()
+            else:
+                handle.wait(60)
+                assert (manager.load(0)["w"] == 1.0).all()
+                assert (weight == 0.0).all()
+        assert device.marks == 2
+        assert manager.steps() == [0]
+
+
+def test_a_fixed_bandwidth_is_kept(client: Client, home: str, tmp_path: Path) -> None:
+    """To the cluster and to local scratch."""
+    state = {f"w{n}": torch.zeros(2 << 20) for n in range(4)}  # in files of 8 MiB
+    for local in (None, tmp_path):
+        path = f"{home}/run{local is None}"
+        with checkpoint.Manager(client, path, bandwidth=64 << 20, local=local) as manager:
+            begun = time.monotonic()
+            handle = manager.save(1, state)
+            assert handle.wait().limit == 64 << 20
+            handle.local.result(30)
+            # The last file's own bytes needn't be waited for.
+            assert time.monotonic() - begun > 24 / 64 - 0.1
+    with pytest.raises(errors.InvalidArgument, match="bandwidth"):
+        checkpoint.Manager(client, f"{home}/run", bandwidth=-1)
+
+
+def test_an_adaptive_bandwidth_holds_saves_back_between_steps_only(client: Client, home: str) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with checkpoint.Manager(client, f"{home}/run") as manager:
+        manager.guard(optimizer)
+        seen: list[Step] = []
+        pace = manager._limiter._pace
+        assert pace is not None
+        pace.stepped = lambda step, floor: seen.append(step)  # type: ignore[method-assign]
+        for _ in range(4):
+            train(model, optimizer)
+        assert [step.busy_s for step in seen] == [0.0] * 3
+        pace.limit = 1.0  # a byte a second, as if the floor weren't there
+        handle = manager.save(1, {"model": model, "more": torch.zeros(1 << 20)})
+        train(model, optimizer)
+        assert len(seen) == 3  # the step that met the save
+        for _ in range(3):
+            train(model, optimizer)
+        assert len(seen) == 6
+        assert all(step.busy_s > 0 for step in seen[3:])
+        with pytest.raises(TimeoutError):
+            handle.replicated.result(0.5)
+        assert handle.wait(60).limit == 1.0  # who waits for a save isn't kept
+        handle = manager.save(2, {"model": model, "more": torch.ones(1 << 20)}, block=True)
+        assert handle.staged.done()
+        pace.limit = None
+        assert manager.save(3, {"model": model}).wait().limit is None
+
+
 def test_what_hasnt_changed_is_linked(client: Client, home: str) -> None:
     frozen = {f"frozen.{n}": torch.randn(3 << 20) for n in range(3)}
     hot = torch.randn(3 << 20)
@@ -213,6 +323,24 @@ def test_what_hasnt_changed_is_linked(client: Client, home: str) -> None:
         assert report.bytes_written == 0
 
 
+def test_another_hash_writes_all_once_and_then_links_again(client: Client, home: str) -> None:
+    state = {"a": torch.randn(3 << 20), "b": torch.arange(5)}
+    with checkpoint.Manager(client, f"{home}/run", hash="blake3") as manager:
+        manager.save(1, state, block=True)
+    with checkpoint.Manager(client, f"{home}/run") as manager:
+        assert manager.manifest(1).hash == "blake3"
+        report = manager.save(2, state).wait()
+        assert report.bytes_linked == 0
+        assert report.manifest.hash == "xxh3-128"
+        assert manager.save(3, state).wait().bytes_written == 0
+        for step in (1, 2, 3):
+            loaded = manager.load(step)
+            assert all(torch.equal(loaded[name], state[name]) for name in state)
+            assert verify(client, manager.path_of(step)) == []
+    with pytest.raises(errors.InvalidArgument, match="give 'xxh3-128' or 'blake3'"):
+        checkpoint.Manager(client, f"{home}/run", hash="md5")  # type: ignore[arg-type]
+
+
 def test_retention_keeps_what_is_newest_pinned_or_read(client: Client, home: str) -> None:
     """C8, C19."""
     with checkpoint.Manager(client, f"{home}/run", keep=2, keep_every=5) as manager:
@@ -221,7 +349,7 @@ def test_retention_keeps_what_is_newest_pinned_or_read(client: Client, home: str
         manager.wait()
         assert manager.steps() == [2, 3]
         manager.pin(2)
-        from ffs.checkpoint.load import held
+        from ffs.checkpoint.hold import held
 
         with held(client, manager.path_of(3)):
             for step in range(4, 8):
@@ -242,7 +370,7 @@ def test_a_failed_save_is_raised_once_more_and_the_next_one_works(
 ) -> None:
     """C3, C10."""
 
-    def start(self: persist.ClusterWriter, directory: str, staged: Any, done: persist.Done) -> None:
+    def start(self: persist.ClusterWriter, directory: str, staged: Any, *told: Any) -> None:
         raise errors.NoSpace("no space left on the device")
 
     monkeypatch.setattr(persist.ClusterWriter, "start", start)
@@ -303,10 +431,10 @@ def test_one_rank_that_fails_fails_all_and_leaves_the_last_one(
     state = {"a": torch.zeros(100), "b": torch.zeros(200)}
     original = persist.ClusterWriter.start
 
-    def start(self: persist.ClusterWriter, directory: str, staged: Any, done: persist.Done) -> None:
+    def start(self: persist.ClusterWriter, directory: str, staged: Any, *told: Any) -> None:
         if staged.plan.file.endswith(".r1.safetensors"):
             raise errors.NoSpace("no space left on the device")
-        original(self, directory, staged, done)
+        original(self, directory, staged, *told)
 
     monkeypatch.setattr(persist.ClusterWriter, "start", start)
     handles = [each.save(2, state) for each in managers]

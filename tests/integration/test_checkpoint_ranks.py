@@ -31,7 +31,7 @@ import os, signal, sys, time
 import numpy as np
 import ffs
 from ffs import checkpoint
-from ffs.checkpoint import manager as managers, saving
+from ffs.checkpoint import commit, manager as managers, saving
 
 address, path, dies = sys.argv[1:]
 client = ffs.connect(address, session_ttl=1.0)
@@ -55,6 +55,8 @@ if dies == "before":
     die()
 if dies == "copying":
     managers.stage = dies_in_the_midst(managers.stage)
+if dies == "telling":
+    commit.Attempt._put = die
 if dies == "storing":
     saving.Background._report = die
 manager.save(1, {f"t{n}": np.full(3 << 20, n, np.uint8) for n in range(4)})
@@ -71,11 +73,12 @@ def others() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("dies", ["before", "copying", "storing"])
+@pytest.mark.parametrize("dies", ["before", "copying", "telling", "storing"])
 def test_a_rank_that_is_killed_is_noticed_whatever_it_was_doing(
     client: Client, home: str, address: str, others: list[subprocess.Popen[str]], dies: str
 ) -> None:
-    """Between saves, while its copy goes on, before its report: never by waiting for ever."""
+    """Between saves, while its copy goes on, before its report, between that and the end of its data: never
+    by waiting for ever."""
     with checkpoint.Manager(client, f"{home}/run", host_bytes=64 << 20) as alone:
         alone.save(0, STATE, block=True)
     path = f"{home}/run"
@@ -108,9 +111,11 @@ def attempts(client: Client, goal: str, count: int) -> list[Attempt]:
     return made
 
 
+EMPTY: dict[str, Any] = {"shards": (), "tensors": {}, "tied": {}, "tree": {"dict": []}, "declared": {}}
+
+
 def report(attempt: Attempt) -> None:
-    empty: dict[str, Any] = {"shards": (), "tensors": {}, "tied": {}, "tree": {"dict": []}, "declared": {}}
-    attempt.report(RankReport(rank=attempt.rank, ranks=attempt.ranks, **empty))
+    attempt.report(RankReport(rank=attempt.rank, ranks=attempt.ranks, **EMPTY))
 
 
 def test_one_rank_merges_and_publishes_and_the_others_only_learn_of_it(
@@ -185,6 +190,126 @@ def test_another_rank_takes_over_from_one_that_dies_while_it_publishes(
     assert not late.here
     other.tidy()
     assert client.listdir(home) == ["c"]
+
+
+def test_what_is_told_is_merged_early_and_nothing_is_visible_until_all_is_stored(
+    client: Client, home: str
+) -> None:
+    ranks = attempts(client, f"{home}/c", 3)
+    files = [attempt.prepare([f"t{attempt.rank}"])[0] for attempt in ranks]
+    for attempt in ranks:
+        attempt.claim()
+    assert [attempt.publishes for attempt in ranks] == [True, False, False]
+    assert not any(attempt.merge_told() for attempt in ranks)
+    for attempt in ranks[:2]:
+        attempt.tell(RankReport(attempt.rank, 3, **EMPTY))
+    assert not ranks[0].merge_told()
+    ranks[2].tell(RankReport(2, 3, **EMPTY))
+    assert [attempt.merge_told() for attempt in ranks] == [True, False, False]
+    there = client.getsize(f"{ranks[0].data}/manifest.json")
+    assert there > 0
+    for number, attempt in enumerate(ranks):
+        assert [each.try_publish() for each in ranks] == [None] * 3
+        assert not client.lexists(f"{home}/c")
+        client.close_many([files[number]])
+        attempt.stored()
+    published = ranks[0].try_publish()
+    assert published is not None
+    assert published.here
+    assert len(published.data) == there
+    for attempt in ranks[1:]:
+        found = attempt.try_publish()
+        assert found is not None
+        assert not found.here
+        assert found.data == published.data
+    for attempt in ranks:
+        attempt.tidy()
+    assert client.listdir(home) == ["c"]
+    assert client.listdir(f"{home}/c") == ["manifest.json", "t0", "t1", "t2"]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_another_rank_takes_over_from_one_that_has_begun_to_merge(
+    client: Client, home: str, address: str, merged: bool
+) -> None:
+    """Its manifest is there, or a part of one."""
+    with ffs.connect(address) as second:
+        one = Attempt(second, f"{home}/c", "ab12", 0, 2)
+        other = Attempt(client, f"{home}/c", "ab12", 1, 2)
+        for attempt in (one, other):
+            attempt.begin()
+            attempt.prepare([])
+            attempt.claim()
+            attempt.tell(RankReport(attempt.rank, 2, **EMPTY))
+        if merged:
+            assert one.merge_told()
+        else:
+            assert one._manifest_file is not None
+            one._manifest_file.write(b'{"format": "ffs-ch')
+            one._manifest_file.flush()
+        one.stored()
+        other.stored()
+        assert other.try_publish() is None  # the first one lives
+    found = other.try_publish()
+    assert found is not None
+    assert found.here
+    assert checkpoint.load(client, f"{home}/c") == {}
+    other.tidy()
+    assert client.listdir(home) == ["c"]
+
+
+def test_what_fails_behind_its_report_fails_the_save(
+    client: Client, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3, C10: all ranks have told what they will have stored, and the manifest is there."""
+    path = f"{home}/run"
+    one, other = (
+        checkpoint.Manager(client, path, ranks=checkpoint.Ranks(rank, 2, run="ab"), host_bytes=64 << 20)
+        for rank in range(2)
+    )
+    merged = threading.Event()
+    original = Attempt._put_manifest, Client.close_many
+
+    def put(self: Attempt, manifest: Any) -> Any:
+        found = original[0](self, manifest)
+        merged.set()
+        return found
+
+    def close(self: Client, files: list[Any]) -> list[Any]:
+        assert merged.wait(30)
+        found = original[1](self, files)
+        full = errors.NoSpace("it is full")
+        return [full if ".r1." in file.name else error for file, error in zip(files, found, strict=True)]
+
+    monkeypatch.setattr(Attempt, "_put_manifest", put)
+    monkeypatch.setattr(Client, "close_many", close)
+    handles = [each.save(1, STATE) for each in (one, other)]
+    with pytest.raises(errors.NoSpace):
+        handles[1].wait(60)
+    with pytest.raises(checkpoint.RankFailed, match=r"rank 1 failed: .*it is full"):
+        handles[0].wait(60)
+    for each in (one, other):
+        with pytest.raises((checkpoint.RankFailed, errors.NoSpace)):
+            each.close()
+    assert client.listdir(path) == []
+
+
+def test_files_that_were_made_ahead_become_links_or_are_written_as_it_turns_out(
+    client: Client, home: str
+) -> None:
+    """A save makes the files that the one before has written, and not those that it has linked."""
+    state = {f"t{n}": np.full(9 << 20, n, np.uint8) for n in range(3)}
+    with checkpoint.Manager(client, f"{home}/run", host_bytes=64 << 20) as manager:
+        for step, changed in enumerate(([0, 1, 2], [2], [1, 2], [])):
+            for n in changed:
+                state[f"t{n}"][:] = 10 * step + n
+            report = manager.save(step, state).wait(60)
+            linked = {shard.file for shard in report.manifest.shards if shard.linked}
+            assert linked == {f"t{n}.safetensors" for n in range(3) if n not in changed}
+            files = [shard.file for shard in report.manifest.shards]
+            assert client.listdir(manager.path_of(step)) == sorted([*files, "manifest.json"])
+            loaded = manager.load(step)
+            assert all((loaded[name] == value).all() for name, value in state.items())
 
 
 def test_a_failure_that_cant_be_told_is_told_later(

@@ -74,6 +74,8 @@ def test_differences_by_hash() -> None:
     half = (Part(0, 4096, 4, "0" * 64, (0,), (1,)), Part(0, 4100, 4, "0" * 64, (1,), (1,)))
     cut.tensors["a"] = Tensor("F32", (2,), half)
     assert differences(manifest(a="0"), cut) == [Difference("a", "changed", "or only stored in other pieces")]
+    fast = Manifest(one.shards, {"a": one.tensors["a"]}, version=2, hash="xxh3-128")
+    assert differences(manifest(a="0"), fast) == [Difference("a", "changed", "or only hashed with xxh3-128")]
 
 
 def test_what_show_says() -> None:
