@@ -7,11 +7,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ffs.cli.benchmark.allocated_cluster import written_cluster
 from ffs.cli.benchmark.ckpt_cases import GB, CkptCase
 from ffs.cli.benchmark.ckpt_ranks import RankProcesses
 from ffs.cli.benchmark.cost import cpu_ns
@@ -84,20 +85,23 @@ class Suite:
     def _ranks(self, count: int, shape: str) -> RankProcesses:
         return RankProcesses(count, self.model, self.size_bytes, shape, self.scratch)
 
-    def _cluster(self, name: str, replicas: int, times: float) -> DevCluster:
-        """Room for so many times the state; its disk's room is checked."""
+    @contextmanager
+    def _cluster(self, name: str, replicas: int, times: float) -> Iterator[DevCluster]:
+        """Room for so many times the state, all of it written once; its disk's room is checked."""
         share = replicas / 3
-        each = max(2 << 30, int(self.size_bytes * times * share) + (1 << 30))
+        # Saves follow each other at once: what is removed comes back a second or two later.
+        each = max(2 << 30, int(self.size_bytes * times * share) + (1 << 30)) + (1 << 30)
         free = shutil.disk_usage(self.scratch).free
-        wanted = int(self.size_bytes * times * replicas) + FLOOR_BYTES
+        wanted = 3 * each + FLOOR_BYTES
         if wanted > free:
             raise InvalidArgument(
                 f"--size needs {wanted >> 20} MiB of {self.scratch}, which has {free >> 20}: "
                 "give --dir, or less"
             )
-        return DevCluster(
-            self.scratch / f"cluster-{name}", nodes=3, replicas=replicas, device_bytes=each >> 20 << 20
-        )
+        home = self.scratch / f"cluster-{name}"
+        with written_cluster(home, each >> 20 << 20, replicas) as cluster:
+            yield cluster
+        shutil.rmtree(home)
 
     def _group(
         self, group: str, cases: Sequence[CkptCase], cluster: DevCluster, ranks: RankProcesses
@@ -116,7 +120,7 @@ class Suite:
         rounds = 1 if group == "second" else MLPERF_SAVES if group == "mlperf" else self.rounds
         if group != "second":
             measure(ranks, cpu)  # memory comes into being, on both sides
-            for _ in range(WARM_SAVES):  # so does the disk's room, which the floor's file has
+            for _ in range(WARM_SAVES):
                 ranks.tell("change")
                 ranks.tell("save")
         rows = [measure(ranks, cpu) for _ in range(rounds)]
@@ -207,6 +211,7 @@ class Suite:
             "stall": max(answer["stall"] for answer in answers),
             "called": max(answer["called"] for answer in answers),
             "persist": max(answer["persist"] for answer in answers),
+            "limit": min(answer["limit"] for answer in answers),
             "steps": answers[0]["steps"],
             "with": answers[0]["with"],
             "without": answers[0]["without"],
@@ -261,7 +266,7 @@ _SHOWN: Final = {
         *_CPU,
     ),
     "second": ("last_written", "scattered_written"),
-    "training": ("stall", "called", "persist", "steps", "with", "without"),
+    "training": ("stall", "called", "persist", "limit", "steps", "with", "without"),
     "replicas": ("stall", "save_rate", "write_rate", *_CPU[:2]),
     "mlperf": ("stall", "save_rate", "load_rate", *_CPU),
 }

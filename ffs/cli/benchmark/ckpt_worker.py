@@ -204,6 +204,7 @@ class Worker:
             "with": statistics.mean(meanwhile),
             "steps": len(meanwhile),
             "persist": report.seconds,
+            "limit": (report.limit or 0.0) / 1e6,
         }
 
     def train_dcp_async(self, directory: str) -> Answer:

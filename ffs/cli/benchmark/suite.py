@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from ffs.cli.benchmark.allocated_cluster import written_cluster
 from ffs.cli.benchmark.cost import CpuMeter, meter
 from ffs.cli.benchmark.floors import prepare_region
 from ffs.cli.benchmark.io_cases import file_loop, write_file
@@ -23,6 +24,7 @@ from ffs.client.client import Client, connect
 
 REGION_BYTES = 512 << 20
 DEVICE_BYTES = 4 << 30
+DISK_BYTES = 2 << 30  # written once before anything is measured
 MIB = 1 << 20
 META_GOALS = {
     "meta-create": 6000.0,
@@ -73,10 +75,11 @@ class Suite:
             with self._cluster("disk") as cluster:
                 yield from self._meta(cluster, names, say)
 
-    def _cluster(self, device: str) -> DevCluster:
-        return DevCluster(
-            self.directories[device] / "cluster", device_bytes=DEVICE_BYTES, null_devices=device == "null"
-        )
+    def _cluster(self, device: str) -> AbstractContextManager[DevCluster]:
+        home = self.directories[device] / "cluster"
+        if device == "disk":
+            return written_cluster(home, DISK_BYTES)
+        return DevCluster(home, device_bytes=DEVICE_BYTES, null_devices=device == "null")
 
     def _write_floor(self, device: str, say: Callable[[str], None]) -> None:
         file = self.directories[device] / "floor"
