@@ -2,6 +2,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 
@@ -117,8 +118,13 @@ TEST_CASE("clients that don't read hold no buffer for long; one that reads slowl
   sleep_ms(100);
   const uint64_t id = reader->send_read(1, 0, kBytes, true);
   reader->flush();
-  std::thread others([&] { CHECK(reader->take_read(reader->wait(id), 0, 0).payload == data); });
-  for (int i = 0; i < 15; i++) {  // a little at a time, for longer than somebody may take nothing
+  std::atomic<bool> served{false};
+  std::thread others([&] {
+    CHECK(reader->take_read(reader->wait(id), 0, 0).payload == data);
+    served = true;
+  });
+  // A little at a time, for longer than somebody may take nothing, and as long as the others wait.
+  for (int i = 0; i < 15 || !served; i++) {
     sleep_ms(100);
     CHECK_FALSE(slow->closed(/*turns=*/1));
   }
