@@ -1,72 +1,36 @@
 // io::MemoryCopies: files on tmpfs are read and written by the shard's own thread, as far as a pass goes.
-#include <doctest/doctest.h>
-
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <vector>
 
-#include "base/fd.h"
-#include "io/memory_copies.h"
+#include "test/io_in_memory.h"
 
 using namespace ffs;
 using namespace ffs::io;
+using namespace ffs::io::testing;
 
 namespace {
 
 constexpr uint32_t kFileBytes = 4u << 20;
 
-struct Read {
-  Op op;
-  bool done = false;
-};
+struct World : InMemory {
+  World() : InMemory(kFileBytes), memory(kFileBytes + kBlockBytes) {}
 
-struct World {
-  World() {
-    auto made = Io::create(Options());
-    REQUIRE(made.ok());
-    io = std::move(*made);
-    char path[] = "/dev/shm/ffs-io-memory-XXXXXX";
-    fd.reset(::mkostemp(path, O_CLOEXEC));
-    REQUIRE(fd.valid());
-    ::unlink(path);
-    content.resize(kFileBytes);
-    for (uint32_t i = 0; i < kFileBytes; i++) content[i] = static_cast<uint8_t>(mix(i));
-    REQUIRE(::pwrite(fd.get(), content.data(), kFileBytes, 0) == kFileBytes);
-    auto added = io->add_file(fd.get());
-    REQUIRE(added.ok());
-    file = *added;
-    memory.resize(kFileBytes + kBlockBytes);
-  }
-  ~World() { io->remove_file(file); }
-
-  // Neither here nor in a test that expects what only io_uring does.
   bool suits() const {
-    if (io->backend() == Backend::uring && MemoryCopies::lies_in_memory(fd.get())) return true;
+    if (lies_there()) return true;
     MESSAGE("no io_uring, or /dev/shm is no tmpfs");
     return false;
   }
 
-  static uint32_t mix(uint32_t i) { return (i * 2654435761u) >> 24; }
-
   void start(Read& read, uint32_t offset, uint32_t length, Region region = {}) {
-    read.done = false;
-    read.op.owner = &read.done;
-    read.op.done = mark_done;
-    io->read(&read.op, file, offset, memory.data() + offset, length, region);
-    CHECK(!read.done);  // never inside the call
+    InMemory::start(read, offset, memory.data() + offset, length, region);
   }
 
   bool right(uint32_t offset, uint32_t length) const {
     return std::memcmp(memory.data() + offset, content.data() + offset, length) == 0;
   }
 
-  Fd fd;
-  std::unique_ptr<Io> io;
-  File file;
-  std::vector<uint8_t> content, memory;
+  std::vector<uint8_t> memory;
 };
 
 }  // namespace

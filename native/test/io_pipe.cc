@@ -1,46 +1,25 @@
 // io::PipeCopies: files on tmpfs are read into clients' registered pages by the shard's own thread, through a
 // pipe.
-#include <doctest/doctest.h>
-
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <vector>
 
-#include "base/fd.h"
-#include "io/memory_copies.h"
 #include "io/pipe_copies.h"
+#include "test/io_in_memory.h"
 
 using namespace ffs;
 using namespace ffs::io;
+using namespace ffs::io::testing;
 
 namespace {
 
 constexpr uint32_t kFileBytes = 16u << 20;
 
-struct Read {
-  Op op;
-  bool done = false;
-};
-
 // A file in memory, mapped, and a client's memory: registered, and mapped here no more.
-struct World {
-  World() {
-    auto made = Io::create(Options());
-    REQUIRE(made.ok());
-    io = std::move(*made);
-    char path[] = "/dev/shm/ffs-io-pipe-XXXXXX";
-    fd.reset(::mkostemp(path, O_CLOEXEC));
-    REQUIRE(fd.valid());
-    ::unlink(path);
-    content.resize(kFileBytes);
-    for (uint32_t i = 0; i < kFileBytes; i++) content[i] = static_cast<uint8_t>((i * 2654435761u) >> 24);
-    REQUIRE(::pwrite(fd.get(), content.data(), kFileBytes, 0) == kFileBytes);
-    file = *io->add_file(fd.get());
+struct World : InMemory {
+  World() : InMemory(kFileBytes) {
     void* at = ::mmap(nullptr, kFileBytes, PROT_READ, MAP_SHARED, fd.get(), 0);
     REQUIRE(at != MAP_FAILED);
     mapping = static_cast<uint8_t*>(at);
@@ -56,21 +35,15 @@ struct World {
   }
   ~World() {
     if (region.registered()) io->unregister_region(region);
-    io->remove_file(file);
     ::munmap(mapping, kFileBytes);
   }
   bool suits() const {
-    if (io->backend() == Backend::uring && MemoryCopies::lies_in_memory(fd.get()) && region.registered())
-      return true;
+    if (lies_there() && region.registered()) return true;
     MESSAGE("no io_uring or no registered memory for this user, or /dev/shm is no tmpfs");
     return false;
   }
   void start(Read& read, uint32_t offset, uint32_t to, uint32_t length) {
-    read.done = false;
-    read.op.owner = &read.done;
-    read.op.done = mark_done;
-    io->read(&read.op, file, offset, memory + to, length, region);
-    CHECK(!read.done);  // never inside the call
+    InMemory::start(read, offset, memory + to, length, region);
   }
   bool right(uint32_t offset, uint32_t to, uint32_t length) {
     std::vector<uint8_t> got(length);
@@ -78,10 +51,7 @@ struct World {
     return std::memcmp(got.data(), content.data() + offset, length) == 0;
   }
 
-  std::unique_ptr<Io> io;
-  Fd fd, shared;
-  File file;
-  std::vector<uint8_t> content;
+  Fd shared;
   uint8_t* mapping = nullptr;
   uint8_t* memory = nullptr;
   Region region;
