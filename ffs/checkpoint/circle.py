@@ -126,9 +126,8 @@ class Circle:
                 dist.destroy_process_group(self._made)
 
     def _tell(self, error: BaseException) -> None:
-        with contextlib.suppress(
-            RankFailed
-        ):  # this very error, and what others say: this rank's own is raised
+        # RankFailed: this very error, or what others say. This rank's own is raised.
+        with contextlib.suppress(RankFailed):
             self._exchange(_Said("", f"{type(error).__name__}: {error}"[:_TOLD_BYTES]))
 
     # inside

@@ -122,7 +122,7 @@ class _Disk:
             return None
         memory = np.empty(part.bytes, np.uint8)
         self._read(path, part.offset, memory)
-        if hash_one(self._algorithm, memory) != part.hash:  # of several threads
+        if hash_one(self._algorithm, memory) != part.hash:  # by one thread: several do this
             raise ValueError(f"{path}: the bytes at {part.offset} aren't those that were saved")
         return memory
 

@@ -91,9 +91,8 @@ void Shard::stop_lending(int error) {
   if (!lending_) return;
   lending_ = false;
   log(LogLevel::kWarning,
-      "device %s: its memory can't be had (%s): was the file cut, or is the host out of memory? What goes "
-      "there "
-      "and comes from there is copied from now on",
+      "device %s: its memory can't be had (%s): was the file cut, or is the host out of memory? All of it is "
+      "copied from now on",
       config_.device_path.c_str(), std::strerror(error));
 }
 

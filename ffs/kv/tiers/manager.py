@@ -150,9 +150,8 @@ class TierManager:
         InvalidArgument for more than half of the host's memory."""
         if len(keys) > max(1, self.settings.slots // 2):
             raise InvalidArgument(
-                f"{len(keys)} blocks at once, and the host's memory holds {self.settings.slots}: read them"
-                f" as a"
-                " stream (prefetch), or give it more"
+                f"{len(keys)} blocks at once, and the host's memory holds {self.settings.slots}:"
+                " read them as a stream (prefetch), or give it more"
             )
         return self._start(keys, True, max(1, len(keys)), lease_s, timeout_s)
 
