@@ -258,15 +258,33 @@ def test_another_rank_takes_over_from_one_that_has_begun_to_merge(
     assert client.listdir(home) == ["c"]
 
 
+def two_managers(client: Client, path: str) -> tuple[checkpoint.Manager, checkpoint.Manager]:
+    """Two ranks in one process."""
+    one, other = (
+        checkpoint.Manager(client, path, ranks=checkpoint.Ranks(rank, 2, run="ab"), host_bytes=64 << 20)
+        for rank in range(2)
+    )
+    return one, other
+
+
+def save_where_the_second_is_full(one: checkpoint.Manager, other: checkpoint.Manager) -> None:
+    """Both hear of it, by the save and by close."""
+    handles = [each.save(1, STATE) for each in (one, other)]
+    with pytest.raises(errors.NoSpace):
+        handles[1].wait(60)
+    with pytest.raises(checkpoint.RankFailed, match=r"rank 1 failed: .*it is full"):
+        handles[0].wait(60)
+    for each in (one, other):
+        with pytest.raises((checkpoint.RankFailed, errors.NoSpace)):
+            each.close()
+
+
 def test_what_fails_behind_its_report_fails_the_save(
     client: Client, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3, C10: all ranks have told what they will have stored, and the manifest is there."""
     path = f"{home}/run"
-    one, other = (
-        checkpoint.Manager(client, path, ranks=checkpoint.Ranks(rank, 2, run="ab"), host_bytes=64 << 20)
-        for rank in range(2)
-    )
+    one, other = two_managers(client, path)
     merged = threading.Event()
     original = Attempt._put_manifest, Client.close_many
 
@@ -283,14 +301,7 @@ def test_what_fails_behind_its_report_fails_the_save(
 
     monkeypatch.setattr(Attempt, "_put_manifest", put)
     monkeypatch.setattr(Client, "close_many", close)
-    handles = [each.save(1, STATE) for each in (one, other)]
-    with pytest.raises(errors.NoSpace):
-        handles[1].wait(60)
-    with pytest.raises(checkpoint.RankFailed, match=r"rank 1 failed: .*it is full"):
-        handles[0].wait(60)
-    for each in (one, other):
-        with pytest.raises((checkpoint.RankFailed, errors.NoSpace)):
-            each.close()
+    save_where_the_second_is_full(one, other)
     assert client.listdir(path) == []
 
 
@@ -317,10 +328,7 @@ def test_a_failure_that_cant_be_told_is_told_later(
 ) -> None:
     """The rank lives and holds its lock: by nothing else would the others know."""
     path = f"{home}/run"
-    one, other = (
-        checkpoint.Manager(client, path, ranks=checkpoint.Ranks(rank, 2, run="ab"), host_bytes=64 << 20)
-        for rank in range(2)
-    )
+    one, other = two_managers(client, path)
     tried: list[str] = []
     symlink = Client.symlink
 
@@ -335,15 +343,8 @@ def test_a_failure_that_cant_be_told_is_told_later(
     monkeypatch.setattr(
         other._background, "_report", lambda saving: setattr(saving, "failure", errors.NoSpace("it is full"))
     )
-    handles = [each.save(1, STATE) for each in (one, other)]
-    with pytest.raises(errors.NoSpace):
-        handles[1].wait(60)
-    with pytest.raises(checkpoint.RankFailed, match=r"rank 1 failed: .*it is full"):
-        handles[0].wait(60)
+    save_where_the_second_is_full(one, other)
     assert len(tried) == 3
-    for each in (one, other):
-        with pytest.raises((checkpoint.RankFailed, errors.NoSpace)):
-            each.close()
     assert client.listdir(path) == []
 
 
