@@ -109,16 +109,16 @@ COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/te
                    spaces sparse tail processes dataloader fsck_cluster client_processes client_aio aio_ior demo buffered, \
                    tests/integration/test_$(name).py))
 
-# The guest and the wheel run beside the third kind, on what that leaves of the processors (`make test-rdma` runs more in
-# the guest).
+# The guest, then the wheel, run beside the third kind, on what that leaves of the processors (`make test-rdma` runs more
+# in the guest).
 python-test: .stamps/build .stamps/torch native-build
 	@$(PY) -m pytest $(COMPUTING) -n $(JOBS) --dist worksteal
 	@$(PY) -m pytest $(COMPANY) -n $(JOBS) --dist loadfile
-	@nice -n 19 bash tests/guest/test.sh $(PY) short > .stamps/guest.log 2>&1 & guest=$$!; \
-	  nice -n 19 bash tests/wheel/run.sh > .stamps/wheel.log 2>&1 & wheel=$$!; \
+	@: > .stamps/wheel.log; \
+	  nice -n 19 sh -c 'bash tests/guest/test.sh $(PY) short > .stamps/guest.log 2>&1 \
+	    && bash tests/wheel/run.sh > .stamps/wheel.log 2>&1' & beside=$$!; \
 	  $(PY) -m pytest tests --ignore=tests/tidy $(COMPUTING:%=--ignore=%) $(COMPANY:%=--ignore=%); status=$$?; \
-	  wait $$guest || { status=1; tail -200 .stamps/guest.log; }; \
-	  wait $$wheel || { status=1; tail -200 .stamps/wheel.log; }; \
+	  wait $$beside || { status=1; tail -n 200 .stamps/guest.log .stamps/wheel.log; }; \
 	  grep -E '^(in the guest|skipped): ' .stamps/guest.log; cat .stamps/wheel.log; exit $$status
 
 # The wheel as a user gets it, in an environment of its own, from a folder without the sources.
