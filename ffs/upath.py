@@ -1,6 +1,6 @@
 """`UPath("ffs:///data/x")`: pathlib's interface to the store, by package universal_pathlib.
 
-docs/guides/fsspec.md, UPath.
+docs/guides/fsspec.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Tensors of numpy and torch seen as flat bytes. No I/O; torch is touched only where a tensor of it
-comes in, or is asked for (docs/guides/checkpoint.md, Tensors).
+comes in, or is asked for (docs/guides/checkpoint.md, States).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How full devices are, as their nodes say: shown by statfs at once, stored now and then for the other
 processes and for the primary that comes next. One event loop.
 
-docs/control_plane.md, Manager.
+docs/control_plane.md, Primary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The primary: heartbeats in, decisions on chains out. docs/control_plane.md, Manager.
+"""The primary: heartbeats in, decisions on chains out. docs/control_plane.md, Primary.
 
 What it knows beyond the store - last reports, who is there, live proposals, which fences a node has - is in
 memory only: a new primary learns it from the next heartbeats, and metadata.cluster.chain is built so that

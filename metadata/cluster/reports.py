@@ -1,6 +1,6 @@
 """What a heartbeat reports of a node's targets: what of it can be, and for which chains it is news. Pure.
 
-docs/control_plane.md, Manager.
+docs/control_plane.md, Primary.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A batch is looked at in one snapshot; its chunks go chain by chain, side by side; what is gone from all its
 chains loses inode and record in one transaction with others. A chain that can't be asked is left alone until
 the pass is over, and a file that fails stays for the next pass: neither holds up the rest. Cut off anywhere,
-the records are there still, and to remove chunks again does no harm. docs/metadata.md, Collection.
+the records are there still, and to remove chunks again does no harm. docs/metadata.md, Removal and
+collection.
 """
 
 from __future__ import annotations

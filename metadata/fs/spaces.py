@@ -36,7 +36,7 @@ from metadata.kv.contract import Snapshot, Store, Transaction, after
 _log = logging.getLogger(__name__)
 
 PAGE: Final = 1000
-MIN_SLOT_BYTES: Final = 4096  # docs/disk_format.md, Slabs
+MIN_SLOT_BYTES: Final = 4096  # docs/disk_format.md, Slabs and slots
 RETRY_S: Final = 5.0
 INODE_KEY_BYTES: Final = len(inode_key(0))
 

@@ -1,5 +1,5 @@
 // FFS_CHECK stays on in production: a violated invariant stops the process before it can
-// spread (docs/style.md, Asserts).
+// spread (docs/style.md, Asserts stay on).
 #pragma once
 
 #include <cstdio>

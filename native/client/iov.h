@@ -18,7 +18,7 @@
 
 namespace ffs::client {
 
-// Registered with a server in pieces of this size (docs/craq.md, Buffers).
+// Registered with a server in pieces of this size (docs/ring.md, Buffers).
 constexpr uint64_t kExtentBytes = 64ull << 20;
 constexpr uint64_t kPageBytes = 4096;
 

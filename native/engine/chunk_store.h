@@ -154,7 +154,7 @@ struct ReadOp : StoreOp {
   TargetId target;
   ChunkKey key;
   // none: the committed version. Else: the newest committed version if it is at least this, else
-  // the pending version of exactly this number, else ENOENT (docs/craq.md, Reading).
+  // the pending version of exactly this number, else ENOENT (docs/craq.md, A read).
   Version at_least;
   bool exact_version = false;  // only `at_least` itself, committed or pending, else ENOENT
   uint32_t offset = 0;         // in the chunk; at or past its end: 0 bytes, no error
@@ -408,7 +408,7 @@ struct OpenOptions {
   std::vector<SlotClash>* clashes = nullptr;
 };
 
-// Canary mutants, for the crash tests only: each takes one rule out (docs/style.md, Mutants).
+// Canary mutants, for the crash tests only: each takes one rule out (docs/faults.md).
 struct Mutants {
   bool acknowledge_without_flush = false;
   bool acknowledge_with_earlier_flush = false;

@@ -1,8 +1,8 @@
 // A device that lies in memory (tmpfs), mapped: so that the kernel can copy straight out of its pages into a
-// socket, and out of a socket or a client's memory into them (docs/architecture.md, A device in memory). A
-// page may turn out not to be there (the file was cut, memory ran out): a system call says EFAULT then, and
-// this process touches the mapping only under base/guarded.h. Pages come in as they are first used, and count
-// as shared memory of the process.
+// socket, and out of a socket or a client's memory into them (docs/architecture.md, Sending from memory;
+// Receiving into memory). A page may turn out not to be there (the file was cut, memory ran out): a system
+// call says EFAULT then, and this process touches the mapping only under base/guarded.h. Pages come in as
+// they are first used, and count as shared memory of the process.
 #pragma once
 
 #include <cstdint>

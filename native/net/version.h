@@ -1,6 +1,6 @@
 // Which protocol versions this process speaks on data connections, and which one two sides choose
-// (docs/wire_format.md, Hello). Frames up to and including the reply to hello are of kHelloVersion; the
-// others of the version that was chosen.
+// (docs/wire_format.md, Connection frames). Frames up to and including the reply to hello are of
+// kHelloVersion; the others of the version that was chosen.
 #pragma once
 
 #include <cstdint>

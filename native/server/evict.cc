@@ -329,8 +329,9 @@ Outcome Evictor::admit(TargetSpaces* target, const ChunkKey& key, uint32_t lengt
   return refuse(Outcome::no_space, evictable_bytes_ > 0 || more_goes());
 }
 
-// Whoever removes a lot does it chunk by chunk, and chain by chain (docs/metadata.md, Collection): where a
-// chunk was removed just now, room is on its way. Waited for as long as that goes on, but not for very long.
+// Whoever removes a lot does it chunk by chunk, and chain by chain (docs/metadata.md, Removal and
+// collection): where a chunk was removed just now, room is on its way. Waited for as long as that goes on,
+// but not for very long.
 bool Evictor::more_goes() {
   constexpr uint64_t kMoreComesUs = 1'000'000, kLongestUs = 5'000'000;
   if (removed_us_ == 0 || now_us_ - removed_us_ >= kMoreComesUs) {

@@ -25,7 +25,7 @@ constexpr size_t kGentleSendBytes = 256u << 10;
 constexpr uint64_t kMostUsBetween = 1000;
 constexpr uint64_t kShutDownUs = 10u * 1000000;
 
-// The clock of deadlines and resends: it goes on while the machine sleeps (docs/craq.md, Time).
+// The clock of deadlines and resends: it goes on while the machine sleeps (docs/craq.md, Leases).
 uint64_t clock_us() {
   timespec now;
   ::clock_gettime(CLOCK_BOOTTIME, &now);

@@ -1,5 +1,5 @@
 // One thread, one Io, one device's chunk store, one TCP port and one Unix socket, and the
-// replicas of the device's targets (docs/architecture.md, A shard). Everything private belongs to
+// replicas of the device's targets (docs/architecture.md). Everything private belongs to
 // that thread; the public functions may be called from any other thread and block shortly.
 //
 // A pass of the thread: run completions, take frames from readable connections, copy fetched

@@ -1,6 +1,6 @@
 // Updates: from clients, and from the predecessor in a chain. An inline payload is received straight
 // into a pool buffer before the replica hears of the update; one in a region of the client's is
-// fetched when the replica admits it (docs/craq.md, Buffers).
+// fetched when the replica admits it (docs/craq.md, A write).
 #include <cstring>
 
 #include "server/log.h"

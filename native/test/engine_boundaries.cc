@@ -1,5 +1,5 @@
-// Lengths, offsets and counts of the disk format around powers of two (docs/faults.md, S14): each computation
-// against a plain one in wider numbers.
+// Lengths, offsets and counts of the disk format around powers of two (S14 of docs/faults.md): each
+// computation against a plain one in wider numbers.
 #include <doctest/doctest.h>
 
 #include <cstring>

@@ -1,5 +1,6 @@
-// New chunks whose bytes are put into their slot of a device on tmpfs as they come (docs/architecture.md, A
-// device in memory): what is stored, and that nothing of what comes to nothing is seen or keeps its slot.
+// New chunks whose bytes are put into their slot of a device on tmpfs as they come (docs/architecture.md,
+// Receiving into memory): what is stored, and that nothing of what comes to nothing is seen or keeps its
+// slot.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/statvfs.h>

@@ -1,5 +1,5 @@
 // Real servers and a real ring in one process, over a transport that the test chooses: what must hold over
-// all of them (docs/rdma.md, What is tested).
+// all of them (docs/rdma.md, The tests of all transports).
 #pragma once
 
 #include "client/ring.h"

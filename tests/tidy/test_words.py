@@ -43,3 +43,27 @@ def test_wire_and_disk_structs_are_pinned() -> None:
     pinned = set(re.findall(r"static_assert\(sizeof\((\w+)\) ==", text))
     assert structs
     assert structs <= pinned, f"not pinned: {sorted(structs - pinned)}"
+
+
+def sections(page: Path) -> set[str]:
+    """What a page's parts are called: headings, words that begin a paragraph, first cells of tables."""
+    text = page.read_text()
+    names = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    names += re.findall(r"(?:^|\n|[-.] )\*{1,2}([^*\n]+?)[.:]?\*{1,2}", text)
+    names += re.findall(r"^\| *([^|]+?) *\|", text, re.MULTILINE)
+    return {part.strip() for name in names for part in (name, *name.split(", "))} - {""}
+
+
+def test_sections_that_code_names_exist() -> None:
+    """`docs/PAGE.md, Section`: who follows it finds it."""
+    pages = {path.relative_to(ROOT).as_posix(): sections(path) for path in (ROOT / "docs").rglob("*.md")}
+    missing = []
+    for path in tracked():
+        if path.suffix not in {".py", ".cc", ".h"} or path == Path(__file__):
+            continue
+        text = re.sub(r"\n[ \t]*(?://|#|\*)?[ \t]*", " ", path.read_text())
+        for page, section in re.findall(r"(docs/[\w/]+\.md)(?:, ([A-Z][\w' -]*\w))?", text):
+            known = pages.get(page)
+            if known is None or (section and not any(re.match(rf"{re.escape(n)}\b", section) for n in known)):
+                missing.append(f"{path.relative_to(ROOT)}: {page}, {section}")
+    assert not missing, "\n".join(missing)

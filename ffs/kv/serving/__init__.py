@@ -1,4 +1,4 @@
-"""What the adapters of inference engines have in common (docs/kv.md, Engines): names of blocks, memory of the
+"""What the adapters of inference engines have in common (docs/kv.md): names of blocks, memory of the
 engine as Iovs, a store that never raises and never hangs, and threads to wait in."""
 
 from ffs.kv.serving.breaker import Breaker, State

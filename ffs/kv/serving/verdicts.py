@@ -1,4 +1,4 @@
-"""What is known of blocks that requests have asked for (docs/kv.md, Lookups). Pure but for its lock.
+"""What is known of blocks that requests have asked for (docs/kv.md, Threads). Pure but for its lock.
 
 A scheduler asks for one block at a time and must not wait. The first to ask gets no answer yet, and the
 block is looked up with all others of that step; later ones get what was found. A verdict lasts as long as a

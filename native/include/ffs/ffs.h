@@ -68,7 +68,7 @@ const char *ffs_int8_backend(void); /* "avx512", "avx2" or "plain": what this pr
 int ffs_host_id(char *out, size_t capacity);
 /* Protocol versions that this process speaks on data connections; by default its build's own. Before the
  * first server or client. For upgrades: holds a new build back to the old version, and lets a test have a
- * build report another one. EINVAL: least > most, or 0. docs/wire_format.md, Hello. */
+ * build report another one. EINVAL: least > most, or 0. docs/wire_format.md, Connection frames. */
 int ffs_set_protocol_versions(uint32_t least, uint32_t most);
 
 /* ---- devices ------------------------------------------------------------------------ */
@@ -585,7 +585,7 @@ typedef struct {
  * is gone, or another thread just destroys it, calls are refused (EBADF, EBUSY). EMFILE: 65536 rings. */
 int ffs_ring_create(ffs_client *client, const ffs_ring_options *options, ffs_ring **out);
 /* Cancels what is in flight and waits until no server can touch its buffers any more
- * (docs/craq.md, Buffers), then frees. */
+ * (docs/ring.md, Buffers), then frees. */
 int ffs_ring_destroy(ffs_ring *ring);
 /* Takes whole groups; returns how many entries were taken (fewer: the ring is full). EINVAL
  * names the first bad entry (bounds of the iov, unknown op) and takes none. */

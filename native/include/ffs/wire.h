@@ -272,7 +272,7 @@ static_assert(sizeof(Read) == 160);
 // then patch_count x ReadPatch. With bulk.kind kInline the payload is the data. With kRegion the
 // data is in the region but for the patches: their bytes are the payload, one after another, and
 // the client puts them in place. (A server writes client memory through registered pages only,
-// docs/craq.md, Buffers; ends of unaligned ranges, zeros and small updates that are still in
+// docs/ring.md, Buffers; ends of unaligned ranges, zeros and small updates that are still in
 // memory come as patches.)
 struct ReadReply {
   uint32_t status;      // 0 or errno; ENOENT: no such chunk

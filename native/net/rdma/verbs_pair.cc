@@ -16,8 +16,8 @@ namespace ffs::net::rdma {
 
 namespace {
 
-// docs/rdma.md, Dead ends: an acknowledgement is awaited for 4.096 us << 15 = 134 ms, seven times; rxe takes
-// a retry count of 7 for "for ever".
+// docs/rdma.md, When it breaks: an acknowledgement is awaited for 4.096 us << 15 = 134 ms, seven times; rxe
+// takes a retry count of 7 for "for ever".
 constexpr uint8_t kTimeout = 15;
 constexpr uint8_t kRetries = 6;
 constexpr uint8_t kRnrRetries = 6;
