@@ -105,9 +105,9 @@ COMPUTING   := tests/unit tests/sim tests/model tests/conformance tests/lineariz
 
 COMPANY     := $(wildcard tests/integration/test_fsspec*.py tests/integration/test_cli.py tests/integration/test_cli_*.py \
                  $(foreach name,checkpoint checkpoint_manager checkpoint_dcp checkpoint_convert checkpoint_local checkpoint_stager \
-                   checkpoint_workers kv kv_dedup kv_tiers transports namespace xattr locks quota security \
-                   spaces sparse tail processes dataloader fsck_cluster client_processes client_aio aio_ior demo buffered, \
-                   tests/integration/test_$(name).py))
+                   checkpoint_workers checkpoint_share checkpoint_hold checkpoint_hooks kv kv_dedup kv_int8 kv_tiers transports \
+                   namespace files dropped xattr locks quota security spaces sparse tail processes dataloader fsck_cluster client_processes client_aio aio_ior demo buffered, \
+                   tests/integration/test_$(name).py) $(foreach name,ckpt io kv meta,tests/bench/test_bench_$(name).py))
 
 # The guest, then the wheel, run beside the third kind, on what that leaves of the processors (`make test-rdma` runs more
 # in the guest).
